@@ -1,0 +1,1 @@
+"""The second opinion: reference engines, what they would have said, and how that differs."""

@@ -1,0 +1,1 @@
+"""Bytes <-> values, written once for the door and for the engine client. Pure: no I/O, no clock."""

@@ -1,0 +1,93 @@
+"""A whole answer from its bytes, streamed or not, in either dialect. Never raises on what an engine sends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from shadow.exchange import Answer, Dialect
+from shadow.wire import chat, completions, sse
+from shadow.wire.assembly import ChoiceAssembler
+
+ReadChoice = Callable[[ChoiceAssembler, dict[str, Any], dict[str, Any]], None]
+
+_CHUNK: dict[Dialect, ReadChoice] = {Dialect.CHAT: chat.read_chunk, Dialect.COMPLETIONS: completions.read_choice}
+_WHOLE: dict[Dialect, ReadChoice] = {Dialect.CHAT: chat.read_message, Dialect.COMPLETIONS: completions.read_choice}
+
+
+class AnswerReader:
+    """Takes an answer's JSON objects one by one and puts its choices together.
+
+    Framing, errors, usage and completeness are common to the dialects; `read` knows how one choice is written.
+    """
+
+    def __init__(self, read: ReadChoice) -> None:
+        self._read = read
+        self._answer = Answer()
+        self._choices: dict[int, ChoiceAssembler] = {}
+        self._done = False
+
+    @classmethod
+    def of_stream(cls, dialect: Dialect) -> "AnswerReader":
+        """A reader for the payloads of a stream."""
+        return cls(_CHUNK[dialect])
+
+    def payload(self, payload: bytes) -> None:
+        """Takes the payload of one event."""
+        if payload.strip() == sse.DONE:
+            self._done = True
+        else:
+            self._object(payload)
+
+    def _object(self, text: bytes) -> None:
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            value = None
+        if not isinstance(value, dict):
+            self._answer.problem = self._answer.problem or "garbage"
+            return
+        if value.get("error") is not None:
+            self._answer.problem = "error"
+        if isinstance(value.get("model"), str):
+            self._answer.model = value["model"]
+        if isinstance(value.get("usage"), dict):
+            self._answer.usage = value["usage"]
+        choices = value.get("choices")
+        for raw in choices if isinstance(choices, list) else ():
+            if isinstance(raw, dict):
+                self._read(self._assembler(raw.get("index")), raw, value)
+
+    def _assembler(self, index: Any) -> ChoiceAssembler:
+        index = index if type(index) is int else 0
+        if index not in self._choices:
+            self._choices[index] = ChoiceAssembler(index)
+        return self._choices[index]
+
+    def result(self) -> Answer:
+        """The answer as it stands; `truncated` where no `[DONE]` came or a choice did not finish."""
+        answer = self._answer
+        whole = self._done and self._choices and all(choice.finished for choice in self._choices.values())
+        if answer.problem is None and not whole:
+            answer.problem = "truncated"
+        answer.choices = {index: choice.result() for index, choice in sorted(self._choices.items())}
+        return answer
+
+    @classmethod
+    def whole(cls, dialect: Dialect, body: bytes) -> Answer:
+        """Reads an answer that was not streamed."""
+        reader = cls(_WHOLE[dialect])
+        reader._object(body)
+        reader._done = True
+        return reader.result()
+
+
+def read(dialect: Dialect, body: bytes, *, stream: bool) -> Answer:
+    """An answer's complete bytes: server-sent events where `stream`, else one JSON object."""
+    if not stream:
+        return AnswerReader.whole(dialect, body)
+    reader, splitter = AnswerReader.of_stream(dialect), sse.Splitter()
+    for block in splitter.feed(body):
+        if (payload := sse.data_of(block)) is not None:
+            reader.payload(payload)
+    return reader.result()

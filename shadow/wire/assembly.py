@@ -1,0 +1,207 @@
+"""From deltas to a choice: tool calls from their pieces, tokens with their ids, bytes and candidates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from shadow.exchange import NO_ID, Choice, TopK
+from validators import ToolCall
+
+_TOKEN_ID = "token_id:"  # noqa: S105  (what vLLM writes in place of a token's text)
+
+
+def token_id(token: Any) -> int:
+    """The id in `token_id:N`, NO_ID where the token is given as text (or not at all)."""
+    if isinstance(token, str) and token.startswith(_TOKEN_ID) and (digits := token[len(_TOKEN_ID) :]).isdecimal():
+        return int(digits)
+    return NO_ID
+
+
+def ids_of(value: Any) -> tuple[int, ...] | None:
+    """A wire array of token ids, or None where it is absent, null or no such array."""
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return tuple(value)
+    return None
+
+
+def number_of(value: Any) -> float:
+    """A wire logprob as float; NaN for null and for whatever is no number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+@dataclass(slots=True)
+class Token:
+    """One entry of a logprobs list: the emitted token and the candidates it was listed with (text ones have NO_ID)."""
+
+    id: int
+    logprob: float
+    text: bytes | None
+    candidates: list[tuple[int, float]]
+
+    def wins(self) -> bool | None:
+        """Whether the emitted token holds the highest of at least two listed logprobs; None where that is not told."""
+        listed = [lp for _id, lp in self.candidates if not math.isnan(lp)]
+        if len(listed) < 2 or math.isnan(self.logprob):
+            return None
+        return self.logprob >= max(listed)
+
+    def row(self) -> list[tuple[int, float]]:
+        """The (id, logprob) pairs that are known by id, the emitted token included."""
+        known = [(t, lp) for t, lp in self.candidates if t != NO_ID]
+        if self.id != NO_ID and all(t != self.id for t, _ in known):
+            known.append((self.id, self.logprob))
+        # Alone it would win by default: a list of one says nothing of winners.
+        return known if len(known) > 1 else []
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    id: str | None = None
+
+    def add(self, function: dict[str, Any]) -> None:
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(name, str) and name != self.name:
+            self.name += name
+        if isinstance(arguments, str):
+            self.arguments.append(arguments)
+        elif isinstance(arguments, dict | list):  # some servers send the value itself
+            self.arguments.append(orjson.dumps(arguments).decode())
+
+
+class CallAssembler:
+    """Puts tool calls together from a stream's deltas, or from a whole message (one delta that holds everything).
+
+    `index` is the key where it is given; without it a new id is a new call, and so is a second name once arguments
+    have begun. The same index with another id is another call, too: some servers never count.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, delta: Any) -> None:
+        """Adds one entry of `delta.tool_calls`; what is no object is ignored."""
+        if not isinstance(delta, dict):
+            return
+        function = delta.get("function")
+        function = function if isinstance(function, dict) else {}
+        index, call_id = delta.get("index"), delta.get("id")
+        call_id = call_id if isinstance(call_id, str) and call_id else None
+        call = self._find(index if type(index) is int else None, call_id, function)
+        call.id = call.id or call_id
+        call.add(function)
+
+    def _find(self, index: int | None, call_id: str | None, function: dict[str, Any]) -> _Call:
+        if index is not None:
+            known = self._by_index.get(index)
+        elif call_id is not None:
+            known = next((c for c in self._calls if c.id == call_id), None)
+        else:
+            known = self._calls[-1] if self._calls else None
+            if known and function.get("name") and known.arguments:
+                known = None
+        if known and not (call_id and known.id and call_id != known.id):
+            return known
+        self._calls.append(call := _Call())
+        if index is not None:
+            self._by_index[index] = call
+        return call
+
+    def result(self) -> tuple[ToolCall, ...]:
+        """The calls, in order of their first delta."""
+        return tuple(ToolCall(c.name, "".join(c.arguments), c.id) for c in self._calls)
+
+
+class ChoiceAssembler:
+    """Puts one choice together; dialects feed it, `result` reads it."""
+
+    def __init__(self, index: int) -> None:
+        self._choice = Choice(index)
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._lead: str | None = None
+        self._calls = CallAssembler()
+        self._ids: list[int] | None = None
+        self._tokens: list[Token] = []
+
+    @property
+    def finished(self) -> bool:
+        """True once a finish reason was seen."""
+        return self._choice.finish_reason is not None
+
+    def text(self, content: Any, reasoning: Any = None) -> None:
+        """Adds what a delta says; anything but a string is nothing."""
+        if isinstance(content, str):
+            self._content.append(content)
+        if isinstance(reasoning, str):
+            self._reasoning.append(reasoning)
+
+    def calls(self, deltas: Any) -> None:
+        """Adds `tool_calls` of a delta or a message, after that delta's own text."""
+        if isinstance(deltas, list) and deltas:
+            if self._lead is None:
+                self._lead = "".join(self._content)
+            for delta in deltas:
+                self._calls.add(delta)
+
+    def prompt(self, ids: Any) -> None:
+        """Takes the prompt's ids where they are told."""
+        if (found := ids_of(ids)) is not None:
+            self._choice.prompt_ids = found
+
+    def tokens(self, ids: Any, entries: Sequence[Token]) -> None:
+        """Adds a chunk's output ids and its logprobs entries."""
+        if (found := ids_of(ids)) is not None:
+            self._ids = (self._ids or []) + list(found)
+        self._tokens.extend(entries)
+
+    def finish(self, reason: Any, stop_reason: Any = None) -> None:
+        """Takes the finish reason where one is told."""
+        if isinstance(reason, str):
+            self._choice.finish_reason = reason
+        if isinstance(stop_reason, str | int):
+            self._choice.stop_reason = stop_reason
+
+    def result(self) -> Choice:
+        """The choice as it stands."""
+        choice = self._choice
+        choice.content, choice.reasoning = "".join(self._content), "".join(self._reasoning)
+        choice.lead = choice.content if self._lead is None else self._lead
+        choice.calls = self._calls.result()
+        choice.token_ids = None if self._ids is None else tuple(self._ids)
+        aligned = align(self._ids, self._tokens) if self._ids is not None else None
+        if aligned is not None and self._tokens:
+            choice.token_bytes = tuple(None if t is None else t.text for t in aligned)
+            choice.emitted_wins = tuple(None if t is None else t.wins() for t in aligned)
+            choice.top = TopK.of([[] if t is None else t.row() for t in aligned])
+        return choice
+
+
+def align(ids: Sequence[int], tokens: Sequence[Token]) -> list[Token | None] | None:
+    """One entry per output id, None where the wire told none; by id, never by text or by position alone.
+
+    Engines leave out entries (of tool tokens, of what a parser held back). What is there must be a subsequence of
+    `ids`; where it is not, nothing can be said which entry belongs where: None.
+    """
+    if len(ids) == len(tokens) and all(t.id in {i, NO_ID} for i, t in zip(ids, tokens, strict=True)):
+        return list(tokens)
+    if any(token.id == NO_ID for token in tokens):
+        return None
+    result: list[Token | None] = [None] * len(ids)
+    position = 0
+    for token in tokens:
+        while position < len(ids) and ids[position] != token.id:
+            position += 1
+        if position == len(ids):
+            return None
+        result[position] = token
+        position += 1
+    return result

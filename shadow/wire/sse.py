@@ -1,0 +1,78 @@
+"""Server-sent events at the byte level.
+
+`Splitter` cuts a stream into raw blocks (each up to and including the blank line that ends it) whatever the cuts of
+the transport, so that the bytes of all blocks put together are the bytes of the stream; `data_of` reads a block.
+Line ends may be LF, CRLF or CR; comments and other fields are kept in the bytes and are no data.
+Method: the event-stream format of the WHATWG HTML standard.
+"""
+
+import re
+from collections.abc import Iterator
+
+# Atomic groups: a CRLF is one line end, never a CR followed by an empty line.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+DONE = b"[DONE]"
+"""The payload that ends an OpenAI stream."""
+
+
+class Splitter:
+    """Cuts a byte stream into raw event blocks. Feed what arrives; `rest` is what no blank line has ended yet."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._searched = 0
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes after the last complete block."""
+        return self._buffer
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yields each block that `chunk` completes, its ending blank line included.
+
+        A CR at the very end may be half a CRLF: the block goes out at once all the same, and a following LF opens the
+        next block, where it means nothing.
+        """
+        buffer = self._buffer + chunk if self._buffer else chunk
+        start, search = 0, self._searched
+        while end := _BLANK_LINE.search(buffer, search):
+            yield buffer[start : end.end()]
+            start = search = end.end()
+        self._buffer = buffer[start:]
+        self._searched = max(0, len(self._buffer) - 3)
+
+
+def data_of(block: bytes) -> bytes | None:
+    """The payload of a block: its `data` lines joined by LF, or None where it has none (a comment, a lone field)."""
+    if block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2:
+        payload = block[6:-2]  # what vLLM sends; a stray CR means another framing
+        if b"\r" not in payload:
+            return payload
+    lines = [line[5:].removeprefix(b" ") for line in _lines(block) if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def _lines(block: bytes) -> list[bytes]:
+    # A line `data` without a colon is a data line with an empty value.
+    lines = _LINE_END.split(block.removeprefix(_BOM))
+    return [b"data:" if line == b"data" else line for line in lines]
+
+
+def with_data(block: bytes, payload: bytes) -> bytes:
+    """The block with another payload: comments, other fields, line ends and the order of lines stay as they were."""
+    if block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2:
+        return b"data: " + payload + b"\n\n"
+    out, left, position = [], payload.split(b"\n"), 0
+    for end in _LINE_END.finditer(block):
+        line = block[position : end.start()]
+        position = end.end()
+        if not (line.removeprefix(_BOM).startswith(b"data:") or line == b"data"):
+            out.append(line + end.group())
+        elif left:
+            prefix = line[: line.index(b":") + 1] if b":" in line else b"data:"
+            prefix += b" " if line[len(prefix) :].startswith(b" ") else b""
+            out.append(prefix + left.pop(0) + end.group())
+    return b"".join(out) + block[position:]

@@ -58,6 +58,8 @@ class Position:
     """One compared position. Ids are NO_ID and numbers None where unknown; logprobs and margin in nats.
 
     `margin_is_bound`: the true margin is at least `margin` (the reference did not list the primary's winner).
+    `primary_pair` and `reference_pair`, of flips only: what that engine gives the primary's winner and the reference's
+    winner, None where it is not listed.
     """
 
     index: int
@@ -70,6 +72,8 @@ class Position:
     margin: float | None = None
     margin_is_bound: bool = False
     reference_logprob: float | None = None
+    primary_pair: tuple[float | None, float | None] | None = None
+    reference_pair: tuple[float | None, float | None] | None = None
 
     def clarity(self, threshold: float = NEAR_TIE_NATS) -> Margin | None:
         """Near tie or confident, None where this is no flip."""
@@ -192,9 +196,23 @@ def compare_positions(view: PrimaryView, reference: TopK, *, start: int = 0, mas
                 margin=margin,
                 margin_is_bound=bound,
                 reference_logprob=None if np.isnan(seen[row]) else float(seen[row]),
+                **_pairs(view.top, i, reference, row, winners, reference_winners) if outcome is Outcome.FLIP else {},
             )
         )
     return result
+
+
+def _pairs(
+    top: TopK | None, i: int, reference: TopK, row: int, winners: Ids, reference_winners: Ids
+) -> dict[str, tuple[float | None, float | None]]:
+    """Both engines' logprobs of the two winners of one position."""
+    pair = int(winners[row]), int(reference_winners[row])
+    ours = _listed(top, i) if top is not None else {}
+    theirs = _listed(reference, row)
+    return {
+        "primary_pair": (ours.get(pair[0]), ours.get(pair[1])),
+        "reference_pair": (theirs.get(pair[0]), theirs.get(pair[1])),
+    }
 
 
 def _primary_ties(top: TopK | None, i: int, token: int) -> bool:

@@ -35,6 +35,27 @@ def _token_at(offsets: Sequence[int], position: int) -> int | None:
     return next((i for i in range(len(offsets) - 1) if offsets[i] <= position < offsets[i + 1]), None)
 
 
+_REPLACEMENT = "\ufffd".encode()  # what a detokenizer shows for bytes that are no character; no token spells it
+
+
+def _walk(spelled: bytes, lead: bytes) -> tuple[int, bool]:
+    """How far the tokens' bytes spell the visible text, and whether all of it was met.
+
+    A replacement character of the text is passed over where the tokens do not have it: half a character, or one whose
+    bytes the wire left empty.
+    """
+    at = met = 0
+    for piece in lead.split(_REPLACEMENT):
+        common = _common_prefix(spelled[at:], piece)
+        at, met = at + common, met + common
+        if common < len(piece):
+            return at, False
+        if spelled.startswith(_REPLACEMENT, at) and lead.startswith(_REPLACEMENT, met):
+            at += len(_REPLACEMENT)
+        met += len(_REPLACEMENT)
+    return at, True
+
+
 def _common_prefix(a: bytes, b: bytes) -> int:
     if a.startswith(b):
         return len(b)
@@ -73,8 +94,7 @@ def call_start(choice: Choice) -> CallStart | None:
         return None
     lead, exact = choice.lead.encode(), True
     if not choice.reasoning:
-        position = _common_prefix(spelled, lead)
-        exact = position == len(lead)
+        position, exact = _walk(spelled, lead)
     elif lead and (found := spelled.find(lead, after_reasoning)) >= 0:
         position = found + len(lead)  # markup between reasoning and content is skipped
     else:

@@ -1,0 +1,468 @@
+"""Bytes to the primary and back: a raw ASGI route, no parse where nothing was injected, no task or log per chunk.
+
+A client that leaves ends the primary's request. A copy of an answer that may be compared is handed to the mirror after
+the last byte has gone to the client.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+import structlog
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.inject import Injection, Level, plan
+from proxy.metrics import Metrics
+from proxy.settings import Settings
+from shadow.conversation import conversation_key
+from shadow.exchange import Dialect, Request, Timings
+from shadow.mirror import Capture, Mirror
+from shadow.tasks import Tasks
+from shadow.wire import sse
+
+log = structlog.get_logger("counterproof.door")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+DIALECTS = {b"/v1/chat/completions": Dialect.CHAT, b"/v1/completions": Dialect.COMPLETIONS}
+"""The paths whose exchanges may be compared."""
+
+# RFC 9110, section 7.6.1: these belong to one connection, not to the message.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_MAX_BUFFERED = 64 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One request on its way: what was read of it, and the clocks."""
+
+    id: str
+    scope: Scope
+    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    upstream: float = 0.0
+    first_byte: float | None = None
+    ended: float = 0.0
+    dialect: Dialect | None = None
+    body: bytes = b""
+    request: Request | None = None
+    injection: Injection | None = None
+    conversation: str = ""
+    status: int = 0
+    sse: bool = False
+    copy: list[bytes] | None = None
+    copied: int = 0
+    problem: str | None = None
+    finished: bool = False
+
+    @property
+    def path(self) -> bytes:
+        raw: bytes = self.scope.get("raw_path") or self.scope["path"].encode()
+        return raw
+
+
+class Forwarder:
+    """The data route. `open` before the first request, `close` after the last."""
+
+    def __init__(self, settings: Settings, mirror: Mirror, metrics: Metrics) -> None:
+        self._settings = settings
+        self._mirror = mirror
+        self._metrics = metrics
+        self._root = settings.primary.base_url.removesuffix("/v1").encode()
+        key = settings.primary.api_key
+        self._authorization = b"Bearer " + key.get_secret_value().encode() if key else None
+        self._plain_models: set[str] = set()
+        self._tasks = Tasks("door")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Makes the connection pool to the primary; needs a running loop."""
+        primary = self._settings.primary
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=primary.connect_timeout, sock_read=primary.read_timeout
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
+            timeout=timeout,
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=256 * 1024,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Ends what is under way and the connection pool."""
+        await self._tasks.close()
+        if self._session:
+            await self._session.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "websocket":
+            await _refuse_websocket(receive, send)
+            return
+        passage = _Passage(f"cp-{uuid.uuid4().hex}", scope)
+        try:
+            await self._serve(passage, receive, send)
+        except ClientLeftError:
+            passage.problem = "client_left"
+        finally:
+            self._count(passage)
+            self._offer(passage)
+
+    async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
+        body: bytes | AsyncIterator[bytes] | None
+        dialect = DIALECTS.get(passage.path) if passage.scope["method"] == "POST" else None
+        if dialect is not None:
+            passage.body = body = await _read_all(receive)
+            self._understand(passage, dialect)
+        elif _has_body(passage.scope["headers"]):
+            body = _stream(receive)
+        else:
+            body = None
+        if isinstance(body, AsyncIterator):  # `receive` is still in use; a client that leaves ends the upload itself
+            await self._forward(passage, body, send)
+            return
+        answering = self._tasks.start("answer", self._forward(passage, body, send))
+        try:
+            await _until_answered_or_left(passage, answering, receive, self._tasks)
+        except asyncio.CancelledError:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            raise
+
+    def _understand(self, passage: _Passage, dialect: Dialect) -> None:
+        """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
+        if _header(passage.scope["headers"], b"content-encoding"):
+            return
+        try:
+            value = orjson.loads(passage.body)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(value, dict):
+            return
+        request = Request(dialect, value)
+        header = self._settings.conversation.header
+        named = _header(passage.scope["headers"], header.lower().encode()) if header else None
+        passage.dialect, passage.request = dialect, request
+        passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
+        if self._mirror.wants(request, passage.conversation):
+            passage.copy = []
+            passage.injection = plan(request, passage.body, self._level(request.model), self._k())
+
+    def _level(self, model: str) -> Level:
+        return Level.OFF if model in self._plain_models else self._settings.primary.level
+
+    def _k(self) -> int:
+        can = self._mirror.primary.can
+        return can.max_logprobs if can else 0
+
+    async def _forward(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None, send: Send) -> None:
+        try:
+            async with await self._ask(passage, body) as response:
+                await self._relay(passage, response, send)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if passage.status:  # headers are out: only a broken connection says that the answer is not whole
+                passage.problem = "upstream_broke"
+                raise
+            await self._fail(passage, error, send)
+
+    async def _ask(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
+        """The primary's response; an error to an injected request is asked again as the client sent it."""
+        if passage.injection is not None:
+            response = await self._send(passage, passage.injection.body)
+            if response.status < 400:
+                return response
+            response.release()
+            passage.injection = None
+            plain = await self._send(passage, body)
+            if plain.status < 400 and passage.request is not None:
+                self._switch_off(passage.request.model, response.status)
+            return plain
+        return await self._send(passage, body)
+
+    def _switch_off(self, model: str, status: int) -> None:
+        self._plain_models.add(model)
+        self._metrics.injection_refused(model)
+        log.warning(
+            "the primary refuses injected requests; they are sent plain from now on", model=model, status=status
+        )
+
+    async def _send(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        query = passage.scope["query_string"]
+        url = URL((self._root + passage.path + (b"?" + query if query else b"")).decode("latin-1"), encoded=True)
+        headers = self._request_headers(passage, body)
+        began = time.monotonic()
+        try:
+            return await self._session.request(
+                passage.scope["method"], url, headers=headers, data=body, allow_redirects=False
+            )
+        finally:
+            passage.upstream += time.monotonic() - began
+
+    def _request_headers(self, passage: _Passage, body: object) -> CIMultiDict[str]:
+        """The client's headers, bar hop-by-hop ones, the length (set anew) and credentials that are replaced."""
+        kept: CIMultiDict[str] = CIMultiDict()
+        drop = _named_in_connection(passage.scope["headers"])
+        injected = passage.injection is not None
+        for name, value in passage.scope["headers"]:
+            if name in _HOP_BY_HOP or name in drop or name == b"host":
+                continue
+            if name == b"content-length" and isinstance(body, bytes):
+                continue
+            if (name == b"accept-encoding" and injected) or (name == b"authorization" and self._authorization):
+                continue
+            kept.add(name.decode("latin-1"), value.decode("latin-1"))
+        if injected:
+            kept.add("accept-encoding", "identity")
+        if self._authorization:
+            kept.add("authorization", self._authorization.decode("latin-1"))
+        return kept
+
+    async def _relay(self, passage: _Passage, response: aiohttp.ClientResponse, send: Send) -> None:
+        injection = passage.injection
+        passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
+        if response.headers.get("content-encoding", "identity") != "identity":
+            injection, passage.copy = None, None  # not to be read, so neither edited nor compared
+            passage.problem = "encoded"
+        whole = None
+        if injection is not None and not passage.sse:
+            whole = await self._edited_body(passage, response, injection)
+        passage.status = response.status
+        headers = self._response_headers(passage, response, len(whole) if whole is not None else None)
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if whole is not None:
+            passage.first_byte = time.monotonic()
+            await send({"type": "http.response.body", "body": whole, "more_body": True})
+        elif injection is not None:
+            await self._relay_events(passage, response, injection, send)
+        else:
+            async for chunk in self._chunks(passage, response):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        passage.ended = time.monotonic()
+        passage.finished = True
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _edited_body(self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection) -> bytes:
+        parts, size = [], 0
+        async for chunk in self._chunks(passage, response):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > _MAX_BUFFERED:
+                raise aiohttp.ClientPayloadError("an answer too large to be edited")
+        body = b"".join(parts)
+        edited = injection.nulls.apply(body)
+        return body if edited is None else edited
+
+    async def _relay_events(
+        self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection, send: Send
+    ) -> None:
+        splitter, nulls = sse.Splitter(), injection.nulls
+        async for chunk in self._chunks(passage, response):
+            out = [edited for block in splitter.feed(chunk) if (edited := _edit(block, nulls)) is not None]
+            if out:
+                await send({"type": "http.response.body", "body": b"".join(out), "more_body": True})
+        if splitter.rest:
+            await send({"type": "http.response.body", "body": splitter.rest, "more_body": True})
+
+    async def _chunks(self, passage: _Passage, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """The primary's chunks as they come, copied while the copy is within its bound, the waiting time counted."""
+        limit = int(self._settings.mirror.max_body_bytes)
+        stream = response.content
+        while True:
+            began = time.monotonic()
+            chunk = await stream.readany()
+            now = time.monotonic()
+            passage.upstream += now - began
+            if not chunk:
+                return
+            if passage.first_byte is None:
+                passage.first_byte = now
+            if passage.copy is not None:
+                passage.copied += len(chunk)
+                passage.copy.append(chunk)
+                if passage.copied > limit:
+                    passage.copy, passage.problem = None, "too_large"
+            yield chunk
+
+    def _response_headers(
+        self, passage: _Passage, response: aiohttp.ClientResponse, length: int | None
+    ) -> list[tuple[bytes, bytes]]:
+        drop = _named_in_connection(response.raw_headers)
+        edited = passage.injection is not None
+        headers = [
+            (name, value)
+            for name, value in response.raw_headers
+            if (lower := name.lower()) not in _HOP_BY_HOP
+            and lower not in drop
+            and not (edited and lower == b"content-length")
+        ]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        headers.append((b"x-counterproof-id", passage.id.encode()))
+        headers.append((b"x-counterproof-mode", b"observe"))
+        return headers
+
+    async def _fail(self, passage: _Passage, error: Exception, send: Send) -> None:
+        """502 or 504 in OpenAI's error shape; what exactly failed is in the log, without addresses in the answer."""
+        late = isinstance(error, TimeoutError)
+        passage.status, passage.ended, passage.finished = (504 if late else 502), time.monotonic(), True
+        passage.problem = "unreachable"
+        message = "the model server did not answer in time" if late else "the model server cannot be reached"
+        log.warning("the primary failed", exchange=passage.id, error=type(error).__name__)
+        body = orjson.dumps(
+            {
+                "error": {
+                    "message": f"[counterproof] {message}",
+                    "type": "upstream_error",
+                    "param": None,
+                    "code": passage.status,
+                }
+            }
+        )
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-counterproof-id", passage.id.encode()),
+            (b"x-counterproof-mode", b"observe"),
+        ]
+        await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _count(self, passage: _Passage) -> None:
+        now = time.monotonic()
+        self._metrics.request(
+            dialect=passage.dialect.value if passage.dialect else "other",
+            model=passage.request.model if passage.request else "",
+            code=passage.status if passage.problem != "client_left" else 499,
+            stream=passage.sse,
+            upstream=passage.upstream,
+            total=now - passage.began,
+            first_byte=passage.first_byte - passage.began if passage.first_byte else None,
+        )
+
+    def _offer(self, passage: _Passage) -> None:
+        """Hands an answered exchange over; what had no injection and no copy is out of the sample, and counted so."""
+        if passage.request is None or passage.dialect is None or not passage.status or passage.problem == "unreachable":
+            return
+        now = time.monotonic()
+        body = b"".join(passage.copy or ())
+        timings = Timings(passage.began, passage.first_byte or now, passage.ended or now)
+        self._mirror.offer(
+            Capture(
+                id=passage.id,
+                request=passage.request,
+                body=body,
+                stream=passage.sse,
+                status=passage.status,
+                conversation=passage.conversation,
+                began_at=passage.began_at,
+                timings=timings,
+                size=len(passage.body) + len(body),
+                problem=passage.problem or (None if passage.copy is not None else "sampled_out"),
+            )
+        )
+
+
+def _edit(block: bytes, nulls: Any) -> bytes | None:
+    payload = sse.data_of(block)
+    if payload is None:
+        return block
+    edited = nulls.apply(payload)
+    if edited is None:
+        return None
+    return block if edited is payload else sse.with_data(block, edited)
+
+
+async def _until_answered_or_left(
+    passage: _Passage, answering: asyncio.Task[None], receive: Receive, tasks: Tasks
+) -> None:
+    """Waits for the answer; a client that leaves first ends it.
+
+    Raises:
+        ClientLeftError: it left.
+    """
+    leaving = tasks.start("watch", _left(receive))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and not passage.finished:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            raise ClientLeftError
+        await answering
+    finally:
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_all(receive: Receive) -> bytes:
+    parts = [part async for part in _stream(receive)]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _stream(receive: Receive) -> AsyncIterator[bytes]:
+    """The request's body as it comes.
+
+    Raises:
+        ClientLeftError: the client left before its end.
+    """
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        if body := message.get("body", b""):
+            yield body
+        if not message.get("more_body", False):
+            return
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
+def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    return frozenset(
+        token.strip().lower() for name, value in headers if name.lower() == b"connection" for token in value.split(b",")
+    )
+
+
+async def _refuse_websocket(receive: Receive, send: Send) -> None:
+    """501: no dialect that is compared speaks web sockets."""
+    await receive()
+    await send({"type": "websocket.http.response.start", "status": 501, "headers": [(b"content-length", b"0")]})
+    await send({"type": "websocket.http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,94 @@
+"""What is put into a request so that its answer can be compared on tokens, and what is cut out of the answer again.
+
+Injected: token ids, and logprobs with the top k candidates as ids. A client that asked for logprobs itself keeps its
+own fields as they are. Never where the visible answer would change. Pure; the rules are those that tests hold against
+a real engine.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.cut import NotJsonError, Nulls, set_members
+from shadow.exchange import Dialect, Request
+
+_CHAT_TOP = frozenset({b"prompt_token_ids"})
+_CHAT_CHOICE = frozenset({b"token_ids"})
+_COMPLETIONS_CHOICE = frozenset({b"prompt_token_ids", b"token_ids"})
+_LOGPROBS = frozenset({b"logprobs"})
+
+
+class Level(StrEnum):
+    """How much may be put in: nothing, token ids, or token ids and logprobs."""
+
+    OFF = "off"
+    IDS = "ids"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A request's bytes with something put in, and the cut that takes it out of the answer."""
+
+    body: bytes
+    nulls: Nulls
+
+
+def plan(request: Request, body: bytes, level: Level, k: int) -> Injection | None:
+    """What to send in place of `body`, or None where nothing may or need be put in.
+
+    `k` is how many candidates the engine gives at most per position (at least 2 for a winner to show).
+    """
+    if level is Level.OFF or not _may(request):
+        return None
+    ids = not request.client_token_ids
+    logprobs = level is Level.FULL and k >= 2 and _may_add_logprobs(request)
+    members: dict[bytes, bytes] = {}
+    if ids:
+        members[b"return_token_ids"] = b"true"
+    if logprobs:
+        members |= _logprobs_members(request.dialect, k)
+    if not members:
+        return None
+    try:
+        sent = set_members(body, members)
+    except NotJsonError:
+        return None
+    return Injection(sent, _nulls(request, ids=ids, logprobs=logprobs))
+
+
+def _may(request: Request) -> bool:
+    """False where asking for ids would change the visible answer, or would tell nothing."""
+    body = request.body
+    changes = body.get("echo") or body.get("logprob_token_ids") or body.get("use_beam_search")
+    return not changes and not request.multimodal and body.get("include_reasoning") is not False
+
+
+def _may_add_logprobs(request: Request) -> bool:
+    body = request.body
+    if request.client_logprobs or body.get("prompt_logprobs") is not None:
+        return False
+    # Without `logprobs` this is the client's error, and its 400 must come back.
+    return request.dialect is not Dialect.CHAT or body.get("top_logprobs") is None
+
+
+def _logprobs_members(dialect: Dialect, k: int) -> dict[bytes, bytes]:
+    number = str(min(k, 5)).encode()
+    # Without the last one, a winner that was not emitted has no id on the wire: only text.
+    as_ids = {b"return_tokens_as_token_ids": b"true"}
+    if dialect is Dialect.CHAT:
+        return {b"logprobs": b"true", b"top_logprobs": number} | as_ids
+    return {b"logprobs": number} | as_ids
+
+
+def _nulls(request: Request, *, ids: bool, logprobs: bool) -> Nulls:
+    nothing: frozenset[bytes] = frozenset()
+    cut = _LOGPROBS if logprobs else nothing
+    if request.dialect is Dialect.COMPLETIONS:
+        return Nulls(nothing, cut | (_COMPLETIONS_CHOICE if ids else nothing))
+    # A chunk with an empty delta is plain where the client itself asked for what it carries.
+    only_ours = ids and not request.client_logprobs
+    return Nulls(
+        _CHAT_TOP if ids else nothing,
+        cut | (_CHAT_CHOICE if ids else nothing),
+        drop_empty=request.stream and only_ours,
+    )

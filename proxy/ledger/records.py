@@ -1,0 +1,168 @@
+"""What of an exchange and of a shadow's view goes into the ledger, as privacy allows. Pure.
+
+Token ids, text and argument values are content. `none` keeps counts and verdicts, `redacted` adds structure and names
+(tools, JSON pointers, positions and margins of flips), `full` keeps content as well.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from shadow.divergence import Outcome, Position
+from shadow.examine import ChoiceReport, Examination
+from shadow.exchange import Choice, Exchange
+from validators import Difference, Finding, ToolCall, worst
+
+
+class Content(StrEnum):
+    """How much content is kept."""
+
+    NONE = "none"
+    REDACTED = "redacted"
+    FULL = "full"
+
+
+METHOD = "teacher forcing on the primary's token history; top-1 by token id; margin in nats of the reference's logprobs"
+"""What every figure of a record rests on; the way of asking and k stand beside it."""
+
+
+def exchange_record(exchange: Exchange, findings: Sequence[tuple[int, Finding]], content: Content) -> dict[str, Any]:
+    """An exchange as JSON-ready values."""
+    choices = exchange.answer.choices
+    record: dict[str, Any] = {
+        "id": exchange.id,
+        "began_at": exchange.began_at,
+        "dialect": exchange.request.dialect.value,
+        "model": exchange.request.model,
+        "conversation": exchange.conversation,
+        "stream": exchange.request.stream,
+        "status": exchange.status,
+        "seconds": round(exchange.timings.ended - exchange.timings.began, 6),
+        "problem": exchange.answer.problem,
+        "choices": [_choice(choice, content) for choice in choices.values()],
+        "findings": [{"choice": index} | _finding(finding, content) for index, finding in findings],
+    }
+    if content is Content.FULL:
+        record["request"] = exchange.request.body
+    return record
+
+
+def _choice(choice: Choice, content: Content) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "index": choice.index,
+        "prompt_tokens": len(choice.prompt_ids) if choice.prompt_ids is not None else None,
+        "completion_tokens": len(choice.token_ids) if choice.token_ids is not None else None,
+        "finish_reason": choice.finish_reason,
+        "calls": [_call(call, content) for call in choice.calls],
+    }
+    if content is Content.FULL:
+        record |= {
+            "content": choice.content,
+            "reasoning": choice.reasoning,
+            "prompt_ids": choice.prompt_ids,
+            "token_ids": choice.token_ids,
+            "tokens": [None if text is None else text.decode("utf-8", "replace") for text in choice.token_bytes or ()],
+        }
+    return record
+
+
+def _call(call: ToolCall, content: Content) -> dict[str, Any]:
+    if content is Content.NONE:
+        return {}
+    return {"name": call.name} | ({"arguments": call.arguments} if content is Content.FULL else {})
+
+
+def examination_record(examination: Examination, content: Content) -> dict[str, Any]:
+    """A shadow's view as JSON-ready values."""
+    findings = [finding for report in examination.choices for finding in report.findings]
+    positions = [position for report in examination.choices for position in report.positions]
+    return {
+        "shadow": examination.shadow,
+        "outcome": examination.outcome,
+        "reason": examination.reason,
+        "prompt_differs": examination.prompt_differs,
+        "verdict": worst([finding.word for finding in findings]).value if findings else None,
+        "method": METHOD,
+        "counts": counts(positions),
+        "choices": [_report(report, content) for report in examination.choices],
+    }
+
+
+def counts(positions: Sequence[Position]) -> dict[str, int]:
+    """Positions by outcome, and flips by how clear they are."""
+    outcomes = Counter(position.outcome.value for position in positions)
+    clear = Counter(clarity.value for position in positions if (clarity := position.clarity()) is not None)
+    return {outcome.value: outcomes[outcome.value] for outcome in Outcome} | {
+        "near_tie": clear["near_tie"],
+        "confident": clear["confident"],
+    }
+
+
+def _report(report: ChoiceReport, content: Content) -> dict[str, Any]:
+    kept = report.positions if content is Content.FULL else [p for p in report.positions if p.outcome is Outcome.FLIP]
+    return {
+        "index": report.index,
+        "not_comparable": report.not_comparable,
+        "ways": report.ways,
+        "call_start": report.start.index if report.start else None,
+        "call_start_exact": report.start.exact if report.start else None,
+        "findings": [_finding(finding, content) for finding in report.findings],
+        "reference_calls": [_call(call, content) for call in report.reference_calls],
+        "positions": [] if content is Content.NONE else [_position(position, content) for position in kept],
+    }
+
+
+def _position(position: Position, content: Content) -> dict[str, Any]:
+    clarity = position.clarity()
+    record: dict[str, Any] = {
+        "index": position.index,
+        "region": position.region.value,
+        "basis": position.basis.value,
+        "outcome": position.outcome.value,
+        "margin": _finite(position.margin),
+        "margin_is_bound": position.margin_is_bound,
+        "clarity": clarity.value if clarity else None,
+    }
+    if content is Content.FULL:
+        record |= {
+            "emitted": position.emitted,
+            "primary_winner": position.primary_winner,
+            "reference_winner": position.reference_winner,
+            "reference_logprob": _finite(position.reference_logprob),
+            "primary_logprobs": position.primary_pair,
+            "reference_logprobs": position.reference_pair,
+        }
+    return record
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _finding(finding: Finding, content: Content) -> dict[str, Any]:
+    record: dict[str, Any] = {"word": finding.word.value, "call": finding.call, "reason": finding.reason}
+    if content is not Content.NONE:
+        record["tool"] = finding.tool
+        record["differences"] = [_difference(difference, content) for difference in finding.differences]
+    return record
+
+
+def _difference(difference: Difference, content: Content) -> dict[str, Any]:
+    record: dict[str, Any] = {"pointer": difference.pointer, "side": difference.side.value}
+    if content is Content.FULL:
+        record |= {"primary": plain(difference.primary), "reference": plain(difference.reference)}
+    return record
+
+
+def plain(value: Any) -> Any:
+    """Decimals as JSON numbers where a float holds them exactly, else as text."""
+    if isinstance(value, Decimal):
+        if value == value.to_integral_value() and abs(value) < 2**53:
+            return int(value)
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
+    if isinstance(value, dict):
+        return {key: plain(child) for key, child in value.items()}
+    return [plain(child) for child in value] if isinstance(value, list) else value

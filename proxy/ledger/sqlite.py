@@ -1,0 +1,199 @@
+"""The embedded ledger: a SQLite file with write-ahead logging, written by one thread, read by anybody.
+
+Writing never holds up the event loop: records queue for the writer, at most `MAX_PENDING` of them; what comes beyond
+is counted and lost. Each record is one row of JSON with the few columns that lists are filtered by.
+"""
+
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+import structlog
+
+from shadow.errors import CounterproofError
+
+log = structlog.get_logger("counterproof.ledger")
+
+MAX_PENDING = 10_000
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS exchanges (
+  id TEXT PRIMARY KEY, began_at REAL NOT NULL, model TEXT NOT NULL, conversation TEXT NOT NULL, record BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS exchanges_by_time ON exchanges (began_at);
+CREATE TABLE IF NOT EXISTS examinations (
+  exchange TEXT NOT NULL, shadow TEXT NOT NULL, outcome TEXT NOT NULL, verdict TEXT, flips INTEGER NOT NULL,
+  lag REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (exchange, shadow)
+) STRICT;
+"""
+_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+class LedgerError(CounterproofError):
+    """The ledger file cannot be opened, or is not one of this version."""
+
+
+def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
+    connection = None
+    try:
+        connection = sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None, check_same_thread=False)
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, _SCHEMA_VERSION}:
+            raise LedgerError(f"{path}: a ledger of version {version}, this program writes {_SCHEMA_VERSION}")
+        if writable:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        elif version == 0:
+            raise LedgerError(f"{path}: is no ledger yet")
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise LedgerError(f"{path}: cannot be opened as a ledger: {error}") from None
+    except LedgerError:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
+
+
+class Ledger:
+    """The writing side. `lost` counts records that did not fit the queue or could not be written."""
+
+    def __init__(self, path: Path, *, on_loss: Callable[[], None] = lambda: None) -> None:
+        self.path = path
+        self.lost = 0
+        self._on_loss = on_loss
+        self._connection = _connect(path, writable=True)
+        self._pending: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MAX_PENDING)
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._thread.start()
+
+    def exchange(self, record: dict[str, Any]) -> None:
+        """Keeps an exchange. Returns at once."""
+        row = (record["id"], record["began_at"], record["model"], record["conversation"], _dumps(record))
+        self._put("INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?)", row)
+
+    def examination(self, exchange: str, record: dict[str, Any], lag: float) -> None:
+        """Keeps a shadow's view of an exchange; `lag` in seconds. Returns at once."""
+        verdict, flips = record["verdict"], record["counts"]["flip"]
+        row = (exchange, record["shadow"], record["outcome"], verdict, flips, lag, _dumps(record))
+        self._put("INSERT OR REPLACE INTO examinations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _put(self, statement: str, row: tuple[Any, ...]) -> None:
+        try:
+            self._pending.put_nowait((statement, row))
+        except queue.Full:
+            self._lose(1)
+
+    def _lose(self, count: int) -> None:
+        self.lost += count
+        for _ in range(count):
+            self._on_loss()
+
+    def _write(self) -> None:
+        ended = False
+        while not ended:
+            batch = [self._pending.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < 256:
+                    batch.append(self._pending.get_nowait())
+            ended = None in batch
+            rows = [item for item in batch if item is not None]
+            try:
+                self._connection.execute("BEGIN")
+                for statement, row in rows:
+                    self._connection.execute(statement, row)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                log.error("records were not written", count=len(rows), error=type(error).__name__)
+                self._lose(len(rows))
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Writes what waits and closes the file; gives up after so many seconds."""
+        self._pending.put(None)
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            self._connection.close()
+
+
+def _dumps(record: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=_JSON)
+    except (orjson.JSONEncodeError, TypeError):  # a lone surrogate or a number beyond 64 bits, in a client's own JSON
+        return orjson.dumps(
+            {key: value for key, value in record.items() if key != "request"}, default=str, option=_JSON
+        )
+
+
+class LedgerReader:
+    """The reading side; works beside a running proxy."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise LedgerError(f"{path}: there is no ledger (has the proxy run here? it writes ledger.path)")
+        self._connection = _connect(path, writable=False)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def exchanges(
+        self,
+        *,
+        verdict: str | None = None,
+        tool: str | None = None,
+        shadow: str | None = None,
+        since: float | None = None,
+        flipped: bool = False,
+        limit: int = 50,
+    ) -> Iterator[dict[str, Any]]:
+        """The latest exchanges first, each with its `examinations`; `since` in epoch seconds."""
+        rows = self._connection.execute(
+            "SELECT id, record FROM exchanges WHERE began_at >= ? ORDER BY began_at DESC", (since or 0.0,)
+        )
+        found = 0
+        for identity, record in rows:
+            examinations = self._examinations(identity)
+            wanted = [e for e in examinations if (shadow is None or e["shadow"] == shadow)
+                      and (verdict is None or e["verdict"] == verdict)
+                      and (not flipped or e["counts"]["flip"])]  # fmt: skip
+            if (verdict or shadow or flipped) and not wanted:
+                continue
+            exchange = orjson.loads(record)
+            if tool and not any(call.get("name") == tool for choice in exchange["choices"] for call in choice["calls"]):
+                continue
+            yield exchange | {"examinations": examinations}
+            found += 1
+            if found == limit:
+                return
+
+    def exchange(self, identity: str) -> dict[str, Any] | None:
+        """One exchange by its id or an unambiguous beginning of it."""
+        rows = self._connection.execute(
+            "SELECT id, record FROM exchanges WHERE substr(id, 1, ?) = ? LIMIT 2", (len(identity), identity)
+        ).fetchall()
+        if len(rows) != 1:
+            return None
+        return dict(orjson.loads(rows[0][1])) | {"examinations": self._examinations(rows[0][0])}
+
+    def _examinations(self, exchange: str) -> list[dict[str, Any]]:
+        rows = self._connection.execute(
+            "SELECT lag, record FROM examinations WHERE exchange = ? ORDER BY shadow", (exchange,)
+        )
+        return [orjson.loads(record) | {"lag_seconds": lag} for lag, record in rows]

@@ -1,0 +1,223 @@
+"""Prometheus metrics: names and labels are contracts that dashboards and alerts hold on to.
+
+Label values are bounded: a tool or model beyond a limit becomes `other`. No content, no ids, no keys.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from shadow.divergence import Outcome, Position, flips, window
+from shadow.examine import ChoiceReport, Examination
+from shadow.exchange import Exchange
+from shadow.reference import Peer, Reference, State
+from validators import Finding
+
+OTHER = "other"
+NO_SHADOW = "none"
+"""The `shadow` label of findings that need no reference."""
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+
+
+class Bounded:
+    """Lets through the first `limit` different values; later ones become `other`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        """The value, or `other`."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._limit or not value or len(value) > 128:
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+class Metrics:
+    """All metrics of one process, in a registry of their own."""
+
+    def __init__(self, *, tools: int = 200, models: int = 50) -> None:
+        self.registry = CollectorRegistry()
+        self._tool, self._model = Bounded(tools), Bounded(models)
+        registry = self.registry
+        self._requests = Counter(
+            "counterproof_requests",
+            "Requests answered to clients.",
+            ["dialect", "model", "code", "stream"],
+            registry=registry,
+        )
+        self._upstream = Histogram(
+            "counterproof_upstream_seconds",
+            "Time spent waiting for the primary.",
+            ["dialect"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._overhead = Histogram(
+            "counterproof_overhead_seconds",
+            "Total time of a request minus waiting for the primary.",
+            ["dialect"],
+            buckets=_OVERHEAD,
+            registry=registry,
+        )
+        self._first_byte = Histogram(
+            "counterproof_time_to_first_byte_seconds",
+            "From the request's first byte to the first byte of its answer.",
+            ["dialect"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._mirror = Counter(
+            "counterproof_mirror",
+            "What became of each answered exchange, per shadow.",
+            ["shadow", "outcome", "reason"],
+            registry=registry,
+        )
+        self._queue = Gauge("counterproof_mirror_queue", "Exchanges that wait to be compared.", registry=registry)
+        self._queue_bytes = Gauge(
+            "counterproof_mirror_queue_bytes", "Bytes that wait to be compared.", registry=registry
+        )
+        self._lag = Histogram(
+            "counterproof_mirror_lag_seconds",
+            "From an answer's last byte to the shadow's verdict.",
+            ["shadow"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._positions = Counter(
+            "counterproof_positions",
+            "Output positions looked at by teacher forcing on the primary's token history.",
+            ["shadow", "model", "region", "window", "basis"],
+            registry=registry,
+        )
+        self._flips = Counter(
+            "counterproof_flips",
+            "Positions whose top-1 differs from the reference; near_tie: by less than 0.1 nats of the reference's.",
+            ["shadow", "model", "region", "window", "basis", "margin"],
+            registry=registry,
+        )
+        self._undetermined = Counter(
+            "counterproof_undetermined",
+            "Positions under a grammar of which nothing can be said.",
+            ["shadow", "model", "region", "window"],
+            registry=registry,
+        )
+        self._first_divergence = Histogram(
+            "counterproof_first_divergence_tokens",
+            "Output tokens before the first flip of an answer that has one.",
+            ["shadow", "model"],
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self._calls = Counter(
+            "counterproof_tool_calls",
+            "Tool calls by verdict; shadow `none` for what needs no reference.",
+            ["model", "tool", "shadow", "verdict"],
+            registry=registry,
+        )
+        self._prompt_differs = Counter(
+            "counterproof_prompt_differs",
+            "Exchanges whose messages the shadow's own template turns into other prompt ids.",
+            ["shadow", "model"],
+            registry=registry,
+        )
+        self._injection_off = Counter(
+            "counterproof_injection_refused",
+            "Injected requests that the primary answered with an error and that were repeated as the client sent them.",
+            ["model"],
+            registry=registry,
+        )
+        self._up = Gauge(
+            "counterproof_shadow_up",
+            "1 while a shadow is found, warm and fit for this primary.",
+            ["shadow"],
+            registry=registry,
+        )
+
+    # --- the door ---------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        *,
+        dialect: str,
+        model: str,
+        code: int,
+        stream: bool,
+        upstream: float,
+        total: float,
+        first_byte: float | None,
+    ) -> None:
+        """One request has been answered; times in seconds."""
+        self._requests.labels(
+            dialect, self._model(model) if model else "", str(code), "true" if stream else "false"
+        ).inc()
+        self._upstream.labels(dialect).observe(upstream)
+        self._overhead.labels(dialect).observe(max(0.0, total - upstream))
+        if first_byte is not None:
+            self._first_byte.labels(dialect).observe(first_byte)
+
+    def injection_refused(self, model: str) -> None:
+        """An injected request was repeated plain."""
+        self._injection_off.labels(self._model(model)).inc()
+
+    # --- the mirror -------------------------------------------------------------------------------------------
+
+    def outcome(self, shadow: str, outcome: str, reason: str) -> None:
+        """One exchange has ended for one shadow."""
+        self._mirror.labels(shadow, outcome, reason).inc()
+
+    def waiting(self, shadow: str, count: int, size: int) -> None:
+        """How many exchanges and bytes wait for a shadow now."""
+        self._queue.labels(shadow).set(count)
+        self._queue_bytes.labels(shadow).set(size)
+
+    def findings(self, exchange: Exchange, findings: Sequence[tuple[int, Finding]]) -> None:
+        """What was found without a reference."""
+        for _choice, finding in findings:
+            self._calls.labels(
+                self._model(exchange.request.model), self._tool(finding.tool), NO_SHADOW, finding.word.value
+            ).inc()
+
+    def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
+        """A shadow's view of one exchange."""
+        shadow, model = examination.shadow, self._model(exchange.request.model)
+        self._lag.labels(shadow).observe(max(0.0, lag))
+        if examination.prompt_differs:
+            self._prompt_differs.labels(shadow, model).inc()
+        for report in examination.choices:
+            self._choice(shadow, model, report)
+
+    def _choice(self, shadow: str, model: str, report: ChoiceReport) -> None:
+        for position in report.positions:
+            self._position(shadow, model, report.prompt_tokens, position)
+        if flipped := flips(report.positions):
+            self._first_divergence.labels(shadow, model).observe(flipped[0].index)
+        for finding in report.findings:
+            self._calls.labels(model, self._tool(finding.tool), shadow, finding.word.value).inc()
+
+    def _position(self, shadow: str, model: str, prompt_tokens: int, position: Position) -> None:
+        where = (shadow, model, position.region.value, window(prompt_tokens + position.index))
+        if position.outcome is Outcome.UNDETERMINED:
+            self._undetermined.labels(*where).inc()
+            return
+        self._positions.labels(*where, position.basis.value).inc()
+        if (clarity := position.clarity()) is not None:
+            self._flips.labels(*where, position.basis.value, clarity.value).inc()
+
+    def references(self, references: Sequence[Reference], primary: Peer) -> None:
+        """Refreshes what is only true at the moment of a scrape."""
+        for reference in references:
+            state, _why = reference.standing(primary)
+            self._up.labels(reference.name).set(state is State.READY)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the format that a scraper accepts, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

@@ -1,0 +1,238 @@
+"""The configuration: one YAML file, environment variables `COUNTERPROOF_…`, command line; the later wins.
+
+Unknown keys are errors. `${NAME}` in a value is that environment variable. How the file's lines are found again in an
+error is `proxy.configfile`'s business.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from proxy.inject import Level
+from shadow.engine import Endpoint
+from shadow.mirror import Limits
+
+ENV_PREFIX = "COUNTERPROOF_"
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(f"a duration like 500ms, 10s, 5m, 2h or 30d was expected, not {value!r}")
+        return float(found.group(1)) * _UNITS[found.group(2)]
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+"""A duration: a number of seconds, or text with a unit."""
+
+
+def _base_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"not a URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("a URL like http://host:8000/v1 was expected")
+    if parts.username or parts.password:
+        raise ValueError("credentials do not belong in the URL; use api_key")
+    if parts.query or parts.fragment:
+        raise ValueError("a base URL has no query and no fragment")
+    return value.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""As OpenAI clients write it: `http://host:8000/v1`."""
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class FaultAt(ValueError):  # noqa: N818  (read as a sentence where it is raised)
+    """A fault of the whole that shows at one place."""
+
+    def __init__(self, at: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PrimarySettings(_Section):
+    """The vLLM whose answers clients get."""
+
+    base_url: BaseUrl
+    model: str | None = Field(
+        default=None, description="the model asked about at start; default: the first that it serves"
+    )
+    api_key: SecretStr | None = Field(default=None, description="replaces the client's Authorization header")
+    logprobs: Literal["auto", "ids", "off"] = Field(
+        "auto",
+        description="what is asked for beside the client's own wishes: token ids and logprobs, ids only, nothing",
+    )
+    connect_timeout: Seconds = 10.0
+    read_timeout: Seconds = Field(default=600.0, description="the longest silence of the primary")
+
+    @property
+    def level(self) -> Level:
+        """The most that may be injected."""
+        return {"auto": Level.FULL, "ids": Level.IDS, "off": Level.OFF}[self.logprobs]
+
+    def endpoint(self) -> Endpoint:
+        """The primary as an engine that can be asked what it can do."""
+        return Endpoint("primary", self.base_url, self.model, _secret(self.api_key), max_concurrency=1)
+
+
+class ShadowSettings(_Section):
+    """A reference engine."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    base_url: BaseUrl
+    model: str | None = Field(default=None, description="the name it serves; default: its first")
+    api_key: SecretStr | None = None
+    role: Literal["reference", "twin"] = "reference"
+    max_concurrency: int = Field(default=4, ge=1, le=256)
+    timeout: Seconds = 120.0
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, value: str) -> str:
+        if value in {"none", "primary", "other"}:
+            raise ValueError(f"{value!r} has a meaning of its own; choose another name")
+        return value
+
+    def endpoint(self) -> Endpoint:
+        """The shadow as an engine."""
+        return Endpoint(self.name, self.base_url, self.model, _secret(self.api_key), self.timeout, self.max_concurrency)
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return value.get_secret_value() if value else None
+
+
+class MirrorSettings(_Section):
+    """How much is mirrored, and how much may wait for it."""
+
+    tool_calls: Rate = 1.0
+    other: Rate = 0.05
+    max_queue: int = Field(default=1000, ge=1)
+    max_queue_bytes: ByteSize = ByteSize(256 * 1024 * 1024)
+    max_body_bytes: ByteSize = ByteSize(8 * 1024 * 1024)
+
+    def limits(self) -> Limits:
+        """As the mirror takes them."""
+        return Limits(self.tool_calls, self.other, self.max_queue, int(self.max_queue_bytes), int(self.max_body_bytes))
+
+
+class ConversationSettings(_Section):
+    """What makes requests one conversation."""
+
+    header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+
+
+class LedgerSettings(_Section):
+    """Where what was found is kept, and how much of it."""
+
+    path: Path | None = Field(default=Path("counterproof.db"), description="null keeps no ledger")
+    content: Literal["none", "redacted", "full"] = "redacted"
+
+
+class ListenSettings(_Section):
+    """The data port."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+
+
+class ControlSettings(_Section):
+    """The control port: metrics and health."""
+
+    host: Literal["127.0.0.1", "::1", "localhost"] = Field(
+        default="127.0.0.1", description="loopback only, until tokens can be configured"
+    )
+    port: Port = 8081
+
+
+class LogSettings(_Section):
+    """What is said on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    primary: PrimarySettings
+    shadows: tuple[ShadowSettings, ...] = ()
+    mirror: MirrorSettings = MirrorSettings()
+    conversation: ConversationSettings = ConversationSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    listen: ListenSettings = ListenSettings()
+    control: ControlSettings = ControlSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values come merged from `proxy.configfile`, so that each one's origin is known to its errors."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        seen = set()
+        for i, shadow in enumerate(self.shadows):
+            if shadow.name in seen:
+                raise FaultAt(("shadows", i, "name"), f"{shadow.name!r} is the name of another shadow already")
+            seen.add(shadow.name)
+            same_model = shadow.model is None or self.primary.model is None or shadow.model == self.primary.model
+            if same_model and _place(shadow.base_url) == _place(self.primary.base_url):
+                raise FaultAt(
+                    ("shadows", i, "base_url"),
+                    "is the primary itself; an engine cannot give a second opinion on itself",
+                )
+        if self.listen.port == self.control.port and self.listen.port:
+            raise FaultAt(("control", "port"), f"{self.control.port} is the data port already")
+        return self
+
+
+def _place(url: str) -> tuple[str, int, str]:
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    host = "localhost" if host in {"127.0.0.1", "::1"} else host
+    return host, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,256 @@
+"""One exchange -> what a reference says of it: the one path that mirror, gate and offline acceptance take."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shadow import compare
+from shadow.capabilities import Capabilities, LogprobsMode
+from shadow.divergence import Basis, Position, compare_positions, primary_view
+from shadow.engine import Engine
+from shadow.errors import EngineError, Refused
+from shadow.exchange import Choice, Dialect, Exchange, Region, Request, TopK
+from shadow.regions import CallStart, call_start, regions
+from validators import Finding, ToolCall, Word
+
+MAX_PROBES = 512
+"""At most so many positions of a choice are probed: each costs the engine up to one block of tokens."""
+
+
+@dataclass(slots=True)
+class ChoiceReport:
+    """What was found about one choice.
+
+    `positions` are those that were compared; `ways` says how (`score`, `probe`, `continue`, `replay`); `findings` has
+    one entry per call of either side; `reference_calls` and `reference_tokens` are the reference's own continuation
+    from `start` (content). `not_comparable` is the reason why nothing could be compared.
+    """
+
+    index: int
+    positions: list[Position] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    ways: list[str] = field(default_factory=list)
+    start: CallStart | None = None
+    prompt_tokens: int = 0
+    calls: tuple[ToolCall, ...] = ()
+    reference_calls: tuple[ToolCall, ...] = ()
+    not_comparable: str | None = None
+
+
+@dataclass(slots=True)
+class Examination:
+    """What one shadow says of one exchange: `outcome` is `compared`, `failed` or `not_comparable`, with its reason.
+
+    `prompt_differs`: the shadow's own template makes other prompt ids of the same messages (None: not asked).
+    """
+
+    shadow: str
+    outcome: str = "compared"
+    reason: str = ""
+    choices: list[ChoiceReport] = field(default_factory=list)
+    prompt_differs: bool | None = None
+    detail: str = ""
+
+    @classmethod
+    def without(cls, shadow: str, exchange: Exchange, outcome: str, reason: str) -> "Examination":
+        """One without a second opinion: every call of the exchange is unverified, for `reason`."""
+        result = cls(shadow, outcome, reason)
+        result.add_unverified(exchange)
+        return result
+
+    def add_unverified(self, exchange: Exchange) -> None:
+        """Adds what was not reached: calls of choices without a report are unverified for the outcome's reason."""
+        reported = {report.index for report in self.choices}
+        for index, choice in exchange.answer.choices.items():
+            if choice.calls and index not in reported:
+                findings = compare.unverified(choice.calls, self.reason)
+                self.choices.append(ChoiceReport(index, findings=findings, calls=choice.calls))
+
+
+def not_comparable(exchange: Exchange) -> str | None:
+    """Why an exchange has nothing to compare on tokens, as a stable word, or None."""
+    request, answer = exchange.request, exchange.answer
+    if exchange.status >= 400 or answer.problem == "error":
+        return "primary_error"
+    if answer.problem is not None:
+        return answer.problem
+    if request.multimodal:
+        return "multimodal"
+    if request.body.get("use_beam_search") or request.body.get("logprob_token_ids") or request.body.get("echo"):
+        return "not_injectable"
+    return None
+
+
+def _choice_reason(request: Request, choice: Choice) -> str | None:
+    if choice.token_ids is None:
+        return "hidden_reasoning" if request.body.get("include_reasoning") is False else "no_token_ids"
+    if choice.prompt_ids is None:
+        return "no_prompt_ids"
+    return None if choice.token_ids else "empty"
+
+
+async def examine(exchange: Exchange, engine: Engine, can: Capabilities, primary: Capabilities | None) -> Examination:
+    """Asks one reference about one exchange. Never raises `EngineError`: what failed is the outcome and its reason."""
+    if reason := not_comparable(exchange):
+        return Examination.without(engine.name, exchange, "not_comparable", reason)
+    result = Examination(engine.name)
+    try:
+        await _examine(exchange, engine, can, primary, result)
+    except EngineError as error:
+        result.outcome = "not_comparable" if isinstance(error, Refused) else "failed"
+        result.reason, result.detail = error.reason, str(error)
+        result.add_unverified(exchange)
+    return result
+
+
+async def _examine(
+    exchange: Exchange, engine: Engine, can: Capabilities, primary: Capabilities | None, result: Examination
+) -> None:
+    request = exchange.request
+    for choice in exchange.answer.choices.values():
+        report = ChoiceReport(choice.index, calls=choice.calls)
+        report.not_comparable = _choice_reason(request, choice)
+        if report.not_comparable is None:
+            raw = primary is None or primary.logprobs_mode is not LogprobsMode.PROCESSED
+            await _Examiner(request, choice, engine, can, report, raw_logprobs=raw).run()
+        elif choice.calls:
+            report.findings = compare.unverified(choice.calls, report.not_comparable)
+        result.choices.append(report)
+    reasons = [report.not_comparable for report in result.choices]
+    if all(reasons):
+        result.outcome, result.reason = "not_comparable", reasons[0] or "empty"
+        return
+    result.prompt_differs = await _prompt_differs(exchange, engine, can)
+
+
+async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities) -> bool | None:
+    """Whether the reference's own template gives other ids: a drift of templates, never one of the model."""
+    request = exchange.request
+    prompt = next((c.prompt_ids for c in exchange.answer.choices.values() if c.prompt_ids is not None), None)
+    if request.dialect is not Dialect.CHAT or prompt is None or request.body.get("chat_template"):
+        return None
+    try:
+        return await engine.prompt_ids(request, render=can.render) != prompt
+    except EngineError:
+        return None
+
+
+class _Examiner:
+    """Works on one choice whose ids are known; fills its report."""
+
+    def __init__(
+        self,
+        request: Request,
+        choice: Choice,
+        engine: Engine,
+        can: Capabilities,
+        report: ChoiceReport,
+        *,
+        raw_logprobs: bool,
+    ) -> None:
+        self.request, self.choice, self.engine, self.can, self.report = request, choice, engine, can, report
+        self.prompt, self.output = choice.prompt_ids or (), choice.token_ids or ()
+        self.raw_logprobs = raw_logprobs
+
+    async def run(self) -> None:
+        report, choice = self.report, self.choice
+        report.prompt_tokens = len(self.prompt)
+        if choice.calls:
+            report.start = call_start(choice) or await self._start_by_detokenizing()
+        view = primary_view(self.request, choice, regions(choice, report.start), raw_logprobs=self.raw_logprobs)
+        if (scored := await self._force()) is not None:
+            start, top = scored
+            report.positions = await asyncio.to_thread(compare_positions, view, top, start=start)
+        own = await self._own_answer()
+        if own is not None and report.positions and own.top is not None:
+            self._overlay(compare_positions(view, self._until_divergence(own), start=self._anchor(), masked=True))
+        if choice.calls:
+            report.findings = self._judge(own)
+
+    async def _force(self) -> tuple[int, TopK] | None:
+        """Teacher forcing: the whole answer by `score`, else what may be probed, the call's region first."""
+        if "score" in self.can.ways:
+            self.report.ways.append("score")
+            return 0, await self.engine.score(self.prompt, self.output)
+        if "probe" not in self.can.ways:
+            return None
+        start = 0 if len(self.output) <= MAX_PROBES else (self.report.start.index if self.report.start else None)
+        if start is None or len(self.output) - start > MAX_PROBES:
+            return None
+        self.report.ways.append("probe")
+        return start, await self.engine.probe(self.prompt, self.output, start)
+
+    def _anchor(self) -> int:
+        """Where the reference's own answer begins in `O`: at the call; under a grammar for all, after the reasoning."""
+        if self.choice.calls:
+            return self.report.start.index if self.report.start else 0
+        kinds = regions(self.choice, None)
+        return next((i for i, kind in enumerate(kinds) if kind is not Region.REASONING), len(kinds))
+
+    async def _own_answer(self) -> Choice | None:
+        """The reference's own call (or constrained answer) on the primary's history, None where there is none."""
+        wanted = bool(self.choice.calls) or self.request.grammar == "all"
+        if not wanted or self.request.dialect is not Dialect.CHAT:
+            return None
+        shared = self.can.chat_prompt_ids and (self.report.start is not None or not self.choice.calls)
+        way = "continue" if shared else "replay"
+        try:
+            if shared:
+                start = self._anchor()
+                own = await self.engine.go_on(
+                    self.request,
+                    [*self.prompt, *self.output[:start]],
+                    used=start,
+                    expected=len(self.output) - start,
+                )
+            else:
+                own = await self.engine.replay(self.request, self.prompt if self.can.chat_prompt_ids else None)
+        except EngineError as error:
+            if not self.report.positions:
+                raise
+            self.report.findings = compare.unverified(self.choice.calls, error.reason)
+            return None
+        self.report.ways.append(way)
+        self.report.reference_calls = own.calls
+        return own
+
+    def _until_divergence(self, own: Choice) -> TopK:
+        """The reference's candidates up to and including its first divergence: as long as histories are the same."""
+        top = own.top
+        assert top is not None
+        theirs, ours = own.token_ids or (), self.output[self._anchor() :]
+        same = next(
+            (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
+        )
+        return top[: min(same + 1, len(ours))]
+
+    def _overlay(self, exact: Sequence[Position]) -> None:
+        """Puts masked comparisons in place of unmasked ones where a grammar bends the choice."""
+        if "continue" not in self.report.ways:
+            return
+        better = {p.index: p for p in exact if p.basis is Basis.CONSTRAINED}
+        self.report.positions = [better.get(p.index, p) for p in self.report.positions]
+
+    def _judge(self, own: Choice | None) -> list[Finding]:
+        if own is None:
+            return self.report.findings or compare.unverified(self.choice.calls, "no_way_to_ask")
+        if "continue" in self.report.ways:
+            word, reason = compare.explain(self.report.positions), ""
+        else:  # other histories from the start: the same call countersigns, another one says nothing
+            word = Word.UNVERIFIED
+            reason = "no_call_start" if self.report.start is None else "no_shared_history"
+        return compare.judge_calls(self.choice.calls, own.calls, differing=word, reason=reason)
+
+    async def _start_by_detokenizing(self) -> CallStart | None:
+        """Where texts were not told: the longest prefix of `O` that spells nothing beyond the text before the call."""
+        if self.choice.reasoning:  # its markup is not in the visible text
+            return None
+        lead, low, high = self.choice.lead, 0, len(self.output)
+        try:
+            while low < high:  # the first `low` tokens spell a prefix of the lead
+                middle = (low + high + 1) // 2
+                inside = lead.startswith(await self.engine.detokenize(self.output[:middle]))
+                low, high = (middle, high) if inside else (low, middle - 1)
+        except EngineError:
+            return None
+        return CallStart(low, exact=False) if low < len(self.output) else None

@@ -1,0 +1,243 @@
+"""The mirror: finished exchanges wait here, bounded in count and bytes, until each shadow has been asked.
+
+The door hands over bytes and goes on; nothing here can slow or fail the primary path. Every answered exchange ends in
+exactly one outcome per shadow: `compared`, `sampled_out`, `dropped`, `failed` or `not_comparable`, with a named reason.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from shadow.compare import own_findings
+from shadow.conversation import in_sample
+from shadow.examine import Examination
+from shadow.exchange import Answer, Dialect, Exchange, Request, Timings
+from shadow.reference import Peer, Reference
+from shadow.tasks import Tasks
+from shadow.wire import answers
+from validators import Finding
+
+log = structlog.get_logger("counterproof.mirror")
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is mirrored and how much may wait: rates from 0 to 1, a count, and bytes."""
+
+    tool_calls: float = 1.0
+    other: float = 0.05
+    max_queue: int = 1000
+    max_queue_bytes: int = 256 * MIB
+    max_body_bytes: int = 8 * MIB
+
+
+@dataclass(slots=True)
+class Capture:
+    """What the door saw of one exchange: the parsed request, the answer's raw bytes as the primary sent them.
+
+    `problem` says why the copy is not whole (`too_large`, `client_left`, `truncated`, `encoded`), None where it is.
+    `size` is what it weighs in the queue, in bytes.
+    """
+
+    id: str
+    request: Request
+    body: bytes
+    stream: bool
+    status: int
+    conversation: str
+    began_at: float
+    timings: Timings
+    size: int
+    problem: str | None = None
+
+    def exchange(self) -> Exchange:
+        """Understands the bytes."""
+        if self.problem is None:
+            answer = answers.read(self.request.dialect, self.body, stream=self.stream)
+        else:
+            answer = Answer(problem=self.problem)
+        return Exchange(self.id, self.request, answer, self.status, self.began_at, self.timings, self.conversation)
+
+
+class Sink(Protocol):
+    """Who is told what the mirror did. Called on the event loop; must return at once and never raise."""
+
+    def outcome(self, shadow: str, outcome: str, reason: str) -> None:
+        """One exchange has ended for one shadow."""
+
+    def exchange(self, exchange: Exchange, findings: Sequence[tuple[int, Finding]]) -> None:
+        """An exchange was understood; its (choice, finding) pairs that need no reference."""
+
+    def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
+        """A shadow has been asked; `lag` in seconds since the answer's last byte."""
+
+    def waiting(self, shadow: str, count: int, size: int) -> None:
+        """How many exchanges and bytes wait for a shadow now."""
+
+
+class _Line:
+    """What waits for one shadow: bounded by itself, so that a hung shadow costs the others nothing."""
+
+    def __init__(self, reference: Reference, limits: Limits, sink: Sink, idle: Callable[[], None]) -> None:
+        self.reference = reference
+        self.queue: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.count = 0
+        self._size = 0
+        self._sizes: dict[str, int] = {}
+        self._limits, self._sink, self._idle = limits, sink, idle
+
+    @property
+    def name(self) -> str:
+        return self.reference.name
+
+    def admit(self, capture: Capture) -> str | None:
+        """Takes an exchange in, or says why not."""
+        if self.count >= self._limits.max_queue:
+            return "queue_full"
+        if self._size + capture.size > self._limits.max_queue_bytes:
+            return "queue_bytes"
+        self._sizes[capture.id] = capture.size
+        self._change(1, capture.size)
+        return None
+
+    def end(self, exchange: str, outcome: str, reason: str = "") -> None:
+        """Says what became of an admitted exchange, once; later words about it are not heard."""
+        size = self._sizes.pop(exchange, None)
+        if size is not None:
+            self._sink.outcome(self.name, outcome, reason)
+            self._change(-1, -size)
+
+    def abandon(self) -> None:
+        """Ends whatever still waits or is being asked."""
+        for exchange in list(self._sizes):
+            self.end(exchange, "dropped", "shutting_down")
+
+    def _change(self, count: int, size: int) -> None:
+        self.count += count
+        self._size += size
+        self._sink.waiting(self.name, self.count, self._size)
+        self._idle()
+
+
+class Mirror:
+    """The lines of all shadows and their workers, in this process."""
+
+    def __init__(
+        self,
+        primary: Peer,
+        references: Sequence[Reference],
+        limits: Limits,
+        sink: Sink,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.primary = primary
+        self.references = list(references)
+        self._limits = limits
+        self._sink = sink
+        self._clock = clock
+        self._tasks = Tasks("mirror")
+        self._intake: asyncio.Queue[tuple[Capture, list[_Line]]] = asyncio.Queue()
+        self._lines = [_Line(reference, limits, sink, self._note_idle) for reference in references]
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+
+    def start(self) -> None:
+        """Starts looking after the engines and working on the lines; needs a running loop."""
+        self._tasks.start("understand", self._understand())
+        self._tasks.start(f"engine:{self.primary.name}", self.primary.keep())
+        for line in self._lines:
+            self._tasks.start(f"engine:{line.name}", line.reference.peer.keep())
+            for i in range(line.reference.peer.engine.endpoint.max_concurrency):
+                self._tasks.start(f"ask:{line.name}:{i}", self._work(line))
+
+    def wants(self, request: Request, conversation: str) -> bool:
+        """At request time: may this exchange be compared, so that token ids are worth asking for?"""
+        rate = self._limits.other if request.tool_choice == "none" else max(self._limits.tool_calls, self._limits.other)
+        return bool(self._lines) and in_sample(conversation, rate)
+
+    def offer(self, capture: Capture) -> None:
+        """Takes an exchange, or drops it under a named reason. Returns at once."""
+        admitted = []
+        for line in self._lines:
+            dropped = "shutting_down" if self._closing else line.admit(capture)
+            if dropped:
+                self._sink.outcome(line.name, "dropped", dropped)
+            else:
+                admitted.append(line)
+        if admitted:
+            self._intake.put_nowait((capture, admitted))
+
+    async def _understand(self) -> None:
+        """Turns captures into exchanges, one after the other and off the loop, and hands them to the shadows."""
+        while True:
+            capture, lines = await self._intake.get()
+            try:
+                exchange, findings = await asyncio.to_thread(_read, capture)
+            except Exception as error:  # noqa: BLE001  (bytes from outside: one unreadable answer must not end the mirror)
+                log.error("an exchange was not understood", exchange=capture.id, error=type(error).__name__)
+                for line in lines:
+                    line.end(capture.id, "failed", "not_understood")
+                continue
+            calls = any(choice.calls for choice in exchange.answer.choices.values())
+            if not in_sample(exchange.conversation, self._limits.tool_calls if calls else self._limits.other):
+                for line in lines:
+                    line.end(exchange.id, "sampled_out")
+                continue
+            self._sink.exchange(exchange, findings)
+            for line in lines:
+                line.queue.put_nowait(exchange)
+
+    async def _work(self, line: _Line) -> None:
+        while True:
+            exchange = await line.queue.get()
+            try:
+                result = await line.reference.examine(exchange, self.primary)
+            except Exception as error:  # noqa: BLE001  (what an engine answers must not end its worker)
+                log.error("an examination failed", shadow=line.name, exchange=exchange.id, error=type(error).__name__)
+                result = Examination.without(line.name, exchange, "failed", "internal_error")
+            self._sink.examined(exchange, result, self._clock() - exchange.timings.ended)
+            line.end(exchange.id, result.outcome, result.reason)
+
+    def _note_idle(self) -> None:
+        if any(line.count for line in self._lines):
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Waits until nothing is left to ask, at most so long; True if nothing is left."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends workers and connections; what still waits is dropped under `shutting_down`."""
+        self._closing = True
+        await self._tasks.close()
+        for line in self._lines:
+            line.abandon()
+        for peer in [self.primary, *(reference.peer for reference in self.references)]:
+            await peer.close()
+
+
+def _read(capture: Capture) -> tuple[Exchange, list[tuple[int, Finding]]]:
+    exchange = capture.exchange()
+    if capture.request.dialect is not Dialect.CHAT or exchange.answer.problem is not None:
+        return exchange, []
+    findings = [
+        (choice.index, finding)
+        for choice in exchange.answer.choices.values()
+        for finding in own_findings(capture.request, choice)
+    ]
+    return exchange, findings

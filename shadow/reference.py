@@ -1,0 +1,129 @@
+"""A reference engine and the state it is in: cold until it was asked and warmed, refused where the pair cannot be."""
+
+import asyncio
+from enum import StrEnum
+
+import structlog
+import tenacity
+
+from shadow.capabilities import Capabilities, discover, refusal_as_pair
+from shadow.engine import Endpoint, Engine
+from shadow.errors import EngineError, Unreachable
+from shadow.examine import Examination, examine
+from shadow.exchange import Exchange
+
+log = structlog.get_logger("counterproof.reference")
+
+_CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
+_RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
+
+
+class State(StrEnum):
+    """What a reference is good for right now."""
+
+    COLD = "cold"
+    READY = "ready"
+    REFUSED = "refused"
+    DOWN = "down"
+
+
+class Peer:
+    """An engine that is looked after: found, asked what it can do, looked at again, found anew when it was away."""
+
+    def __init__(self, endpoint: Endpoint, *, reference: bool) -> None:
+        self.engine = Engine(endpoint)
+        self.state = State.COLD
+        self.can: Capabilities | None = None
+        self.why = "not asked yet"
+        self._reference = reference
+        self._look = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.engine.name
+
+    def suspect(self) -> None:
+        """Says that a request just failed to reach the engine: look at it now."""
+        if self.state is State.READY:
+            self.state, self.why = State.DOWN, "unreachable"
+        self._look.set()
+
+    async def keep(self) -> None:
+        """Looks after the engine until cancelled."""
+        while True:
+            await self._find()
+            while self.state is not State.DOWN:
+                await self._pause(_CHECK_EVERY)
+                try:
+                    await self.engine.get("/v1/models")
+                except EngineError as error:
+                    self.state, self.why = State.DOWN, error.reason
+            log.warning("engine is away", engine=self.name, reason=self.why)
+
+    async def _find(self) -> None:
+        """Asks until the engine has answered; the waits between tries grow."""
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(EngineError),
+            wait=tenacity.wait_exponential_jitter(initial=0.5, max=_RETRY_AT_MOST),
+            before_sleep=self._missed,
+        )
+        can: Capabilities = await attempts(discover, self.engine, reference=self._reference)
+        self.can, self.state, self.why = can, State.READY, ""
+        log.info("engine found", engine=self.name, model=can.model, ways=list(can.ways))
+
+    def _missed(self, retry: tenacity.RetryCallState) -> None:
+        error = retry.outcome.exception() if retry.outcome else None
+        self.why = str(error) if error else "no answer"
+        if retry.attempt_number == 1:
+            log.warning("engine not found yet", engine=self.name, reason=self.why)
+
+    async def _pause(self, seconds: float) -> None:
+        self._look.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self.engine.close()
+
+
+class Reference:
+    """One shadow: an engine, and whether it may speak about this primary."""
+
+    def __init__(self, endpoint: Endpoint, role: str = "reference") -> None:
+        self.peer = Peer(endpoint, reference=True)
+        self.role = role
+
+    @property
+    def name(self) -> str:
+        """The shadow's name."""
+        return self.peer.name
+
+    def standing(self, primary: Peer) -> tuple[State, str]:
+        """The state of the pair and why. It is cold until both engines were asked."""
+        if self.peer.state is not State.READY or self.peer.can is None:
+            return self.peer.state, self.peer.why
+        if primary.can is None:
+            return State.COLD, "the primary was not asked yet"
+        refusal = refusal_as_pair(primary.can, self.peer.can)
+        return (State.REFUSED, refusal) if refusal else (State.READY, "")
+
+    async def examine(self, exchange: Exchange, primary: Peer) -> Examination:
+        """Asks this shadow about an exchange, if it may speak; within its own time-out as a whole."""
+        state, why = self.standing(primary)
+        if state is not State.READY or self.peer.can is None:
+            word = {State.COLD: "cold", State.DOWN: "unreachable"}.get(state) or why.partition(":")[0]
+            outcome = "failed" if state is State.DOWN else "not_comparable"
+            return Examination.without(self.name, exchange, outcome, word)
+        try:
+            async with asyncio.timeout(self.peer.engine.endpoint.timeout):
+                result = await examine(exchange, self.peer.engine, self.peer.can, primary.can)
+        except TimeoutError:
+            return Examination.without(self.name, exchange, "failed", "timeout")
+        if result.outcome == "failed" and result.reason == Unreachable.reason:
+            self.peer.suspect()
+        return result

@@ -1,0 +1,91 @@
+"""Real engines for tests: built once per machine, started once per run. A pytest plugin (see tests/conftest.py).
+
+`COUNTERPROOF_TEST_PRIMARY` and `COUNTERPROOF_TEST_REFERENCE` (base URLs, with or without `/v1`) let a developer's own
+running engines stand in for either; they are neither started nor ended here.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from proxy.demo.rig import PRIMARY_ARGS, REFERENCE_ARGS, Engine, Rig, free_port, prepare
+
+# Two engines that load at once on two cores take 40 to 60 s; a loaded machine takes its time.
+READY_S = 300.0
+# The first run of all builds the rig inside a test's set-up.
+BUILD_AND_START_S = 1800
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine that answers. `engine` is None where a developer's own stands in."""
+
+    base_url: str
+    engine: Engine | None = None
+
+    @property
+    def root_url(self) -> str:
+        """Where /health, /version and /metrics are: `base_url` without /v1."""
+        return self.base_url.removesuffix("/v1")
+
+
+class Engines(NamedTuple):
+    primary: Served
+    reference: Served
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what lies in this folder, and gives whoever needs the engines the time that a first build takes."""
+    for item in items:
+        fixtures: list[str] = getattr(item, "fixturenames", [])
+        if HERE in item.path.parents or "engines" in fixtures:
+            item.add_marker(pytest.mark.engine)
+        if "rig" in fixtures and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(BUILD_AND_START_S))
+
+
+@pytest.fixture(scope="session")
+def rig(pytestconfig: pytest.Config) -> Rig:
+    """The engines' environment and model; the first build of all takes about four minutes."""
+    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+
+    def report(line: str) -> None:
+        if terminal is not None:
+            terminal.write_line(line)
+
+    return prepare(report)
+
+
+@pytest.fixture(scope="session")
+def engines(rig: Rig) -> Iterator[Engines]:
+    """The primary (bf16, FP8 KV cache where the CPU can) and the float32 reference, on a core each."""
+    cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
+    # With one core there is nothing to divide: vLLM binds both as it likes.
+    first, second = cores[:2] if len(cores) > 1 else (None, None)
+    with contextlib.ExitStack() as stack:
+        served = [
+            _serve(stack, rig, "primary", first, PRIMARY_ARGS),
+            _serve(stack, rig, "reference", second, REFERENCE_ARGS),
+        ]
+        asyncio.run(_all_ready([one.engine for one in served if one.engine]))
+        yield Engines(*served)
+
+
+def _serve(stack: contextlib.ExitStack, rig: Rig, name: str, core: int | None, args: tuple[str, ...]) -> Served:
+    if running := os.environ.get(f"COUNTERPROOF_TEST_{name.upper()}"):
+        return Served(base_url=running.rstrip("/").removesuffix("/v1") + "/v1")
+    engine = Engine.start(rig, name=f"test-{name}", port=free_port(), core=core, args=args)
+    stack.callback(engine.stop)
+    return Served(engine.base_url, engine)
+
+
+async def _all_ready(engines: list[Engine]) -> None:
+    await asyncio.gather(*(engine.wait_ready(READY_S) for engine in engines))

@@ -133,8 +133,7 @@ class Forwarder:
         except ClientLeftError:
             passage.problem = "client_left"
         finally:
-            self._count(passage)
-            self._offer(passage)
+            self._record(passage)
 
     async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
         body: bytes | AsyncIterator[bytes] | None
@@ -189,8 +188,10 @@ class Forwarder:
                 await self._relay(passage, response, send)
         except (aiohttp.ClientError, TimeoutError) as error:
             if passage.status:  # headers are out: only a broken connection says that the answer is not whole
+                # (an ASGI server closes the connection of an answer that is not completed)
                 passage.problem = "upstream_broke"
-                raise
+                log.warning("the primary broke off", exchange=passage.id, error=type(error).__name__)
+                return
             await self._fail(passage, error, send)
 
     async def _ask(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
@@ -355,6 +356,14 @@ class Forwarder:
         ]
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _record(self, passage: _Passage) -> None:
+        """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
+        try:
+            self._count(passage)
+            self._offer(passage)
+        except Exception as error:  # noqa: BLE001  (nothing of the record may break the primary path)
+            log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
 
     def _count(self, passage: _Passage) -> None:
         now = time.monotonic()

@@ -80,9 +80,11 @@ class Metrics:
             ["shadow", "outcome", "reason"],
             registry=registry,
         )
-        self._queue = Gauge("counterproof_mirror_queue", "Exchanges that wait to be compared.", registry=registry)
+        self._queue = Gauge(
+            "counterproof_mirror_queue", "Exchanges that wait for the shadow.", ["shadow"], registry=registry
+        )
         self._queue_bytes = Gauge(
-            "counterproof_mirror_queue_bytes", "Bytes that wait to be compared.", registry=registry
+            "counterproof_mirror_queue_bytes", "Bytes that wait for the shadow.", ["shadow"], registry=registry
         )
         self._lag = Histogram(
             "counterproof_mirror_lag_seconds",

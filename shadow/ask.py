@@ -125,13 +125,15 @@ def read_scoring(body: bytes, prompt: Sequence[int], output: Sequence[int]) -> T
     rows = choice.get("prompt_logprobs")
     if not isinstance(rows, list) or len(rows) != len(prompt) + len(output):
         raise Garbage("no prompt logprobs for every position")
-    found = []
+    found: list[list[tuple[int, float]]] = []
+    texts: dict[int, str] = {}
     for token, row in zip(output, rows[len(prompt) :], strict=True):
         if not isinstance(row, dict) or str(token) not in row:
             raise Garbage("prompt logprobs of other tokens than asked about")
-        found.append([(_id(key), number_of(entry.get("logprob"))) for key, entry in row.items()
-                      if isinstance(entry, dict)])  # fmt: skip
-    return believable(TopK.of(found))
+        entries = {_id(key): entry for key, entry in row.items() if isinstance(entry, dict)}
+        found.append([(key, number_of(entry.get("logprob"))) for key, entry in entries.items()])
+        texts |= {key: text for key, entry in entries.items() if isinstance(text := entry.get("decoded_token"), str)}
+    return believable(TopK.of(found, texts))
 
 
 def read_probe(body: bytes) -> list[tuple[int, float]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shadow import compare
 from shadow.capabilities import Capabilities, LogprobsMode
-from shadow.divergence import Basis, Position, compare_positions, primary_view
+from shadow.divergence import Basis, Position, compare_positions, flips, primary_view
 from shadow.engine import Engine
 from shadow.errors import EngineError, Refused
 from shadow.exchange import Choice, Dialect, Exchange, Region, Request, TopK
@@ -22,8 +22,9 @@ class ChoiceReport:
     """What was found about one choice.
 
     `positions` are those that were compared; `ways` says how (`score`, `probe`, `continue`, `replay`); `findings` has
-    one entry per call of either side; `reference_calls` and `reference_tokens` are the reference's own continuation
-    from `start` (content). `not_comparable` is the reason why nothing could be compared.
+    one entry per call of either side; `texts` are the reference's texts of flipped ids (content);
+    `reference_calls` are the reference's own calls from `start` (content). `not_comparable` is the reason why
+    nothing could be compared.
     """
 
     index: int
@@ -33,6 +34,7 @@ class ChoiceReport:
     start: CallStart | None = None
     prompt_tokens: int = 0
     calls: tuple[ToolCall, ...] = ()
+    texts: dict[int, str] = field(default_factory=dict)
     reference_calls: tuple[ToolCall, ...] = ()
     not_comparable: str | None = None
 
@@ -161,6 +163,8 @@ class _Examiner:
         if (scored := await self._force()) is not None:
             start, top = scored
             report.positions = await asyncio.to_thread(compare_positions, view, top, start=start)
+            shown = {i for p in flips(report.positions) for i in (p.primary_winner, p.reference_winner, p.emitted)}
+            report.texts = {i: top.texts[i] for i in shown if i in top.texts}
         own = await self._own_answer()
         if own is not None and report.positions and own.top is not None:
             self._overlay(compare_positions(view, self._until_divergence(own), start=self._anchor(), masked=True))

@@ -4,7 +4,7 @@ Shapes: `P` prompt ids, `O` output ids of one choice, position `i` counts from 0
 logarithm. vLLM writes minus infinity as -9999.0; here it is -inf again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -44,19 +44,21 @@ class TopK:
     """The top candidates of `n` positions: `ids` and `logprobs` of shape (n, k).
 
     A row is in no particular order; unused places hold NO_ID and -inf. A row of which nothing is known is all NO_ID.
+    `texts` are the engine's own texts of ids, where it told them: for people to read, never to compare by.
     """
 
     ids: Ids
     logprobs: Floats
+    texts: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, rows: slice) -> "TopK":
-        return TopK(self.ids[rows], self.logprobs[rows])
+        return TopK(self.ids[rows], self.logprobs[rows], self.texts)
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> "TopK":
+    def of(cls, rows: Sequence[Sequence[tuple[int, float]]], texts: Mapping[int, str] | None = None) -> "TopK":
         """From one list of (id, logprob) pairs per position; NaN logprobs are left out, FLOOR becomes -inf."""
         width = max((len(row) for row in rows), default=0)
         ids = np.full((len(rows), width), NO_ID, dtype=np.int64)
@@ -66,7 +68,7 @@ class TopK:
                 if logprob == logprob:  # noqa: PLR0124  (NaN is the one value unequal to itself)
                     ids[i, j] = token
                     logprobs[i, j] = logprob if logprob > FLOOR else -np.inf
-        return cls(ids, logprobs)
+        return cls(ids, logprobs, texts or {})
 
     def known(self) -> NDArray[np.bool_]:
         """Per position: is anything known of it. Shape (n,)."""

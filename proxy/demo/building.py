@@ -23,6 +23,8 @@ from typing import Final
 import filelock
 import platformdirs
 
+from shadow.errors import CounterproofError
+
 DATA: Final = Path(__file__).with_name("data")
 Report = Callable[[str], None]
 
@@ -42,7 +44,7 @@ _IMPORT_CHECK: Final = (
 _log = logging.getLogger(__name__)
 
 
-class RigError(RuntimeError):
+class RigError(CounterproofError):
     """The rig could not be built or run; the message is one line for a person and names the log with the details."""
 
 

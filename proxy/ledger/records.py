@@ -103,7 +103,8 @@ def counts(positions: Sequence[Position]) -> dict[str, int]:
 
 def _report(report: ChoiceReport, content: Content) -> dict[str, Any]:
     kept = report.positions if content is Content.FULL else [p for p in report.positions if p.outcome is Outcome.FLIP]
-    return {
+    texts = {"texts": report.texts} if content is Content.FULL else {}
+    return texts | {
         "index": report.index,
         "not_comparable": report.not_comparable,
         "ways": report.ways,

@@ -1,0 +1,97 @@
+"""Builds one proxy from its settings: the data app, the control app, and what stands behind both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import Counter
+
+from proxy.control import control_app
+from proxy.errors import StartError
+from proxy.forward import Forwarder
+from proxy.ledger import Content, Ledger, LedgerError, examination_record, exchange_record
+from proxy.metrics import Metrics
+from proxy.settings import Settings
+from shadow.examine import Examination
+from shadow.exchange import Exchange
+from shadow.mirror import Mirror
+from shadow.reference import Peer, Reference
+from validators import Finding
+
+_DRAIN_SECONDS = 5.0  # what the mirror may still finish at shutdown
+
+
+class Recorder:
+    """Writes what the mirror finds into metrics and ledger."""
+
+    def __init__(self, metrics: Metrics, ledger: Ledger | None, content: Content) -> None:
+        self._metrics, self._ledger, self._content = metrics, ledger, content
+
+    def outcome(self, shadow: str, outcome: str, reason: str) -> None:
+        """One exchange has ended for one shadow."""
+        self._metrics.outcome(shadow, outcome, reason)
+
+    def waiting(self, shadow: str, count: int, size: int) -> None:
+        """How much waits for a shadow."""
+        self._metrics.waiting(shadow, count, size)
+
+    def exchange(self, exchange: Exchange, findings: Sequence[tuple[int, Finding]]) -> None:
+        """An exchange was understood."""
+        self._metrics.findings(exchange, findings)
+        if self._ledger:
+            self._ledger.exchange(exchange_record(exchange, findings, self._content))
+
+    def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
+        """A shadow was asked."""
+        self._metrics.examined(exchange, examination, lag)
+        if self._ledger:
+            self._ledger.examination(exchange.id, examination_record(examination, self._content), lag)
+
+
+class Service:
+    """One proxy. `open` starts what works in the background, `close` ends it; the apps serve in between.
+
+    Raises:
+        StartError: the ledger cannot be opened.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.ledger = self._open_ledger(settings)
+        primary = Peer(settings.primary.endpoint(), reference=False)
+        references = [Reference(shadow.endpoint(), shadow.role) for shadow in settings.shadows]
+        recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
+        self.mirror = Mirror(primary, references, settings.mirror.limits(), recorder)
+        self.forwarder = Forwarder(settings, self.mirror, self.metrics)
+        self.data = data_app(self.forwarder)
+        self.control = control_app(self.metrics, self.mirror)
+
+    def _open_ledger(self, settings: Settings) -> Ledger | None:
+        if settings.ledger.path is None:
+            return None
+        lost = Counter("counterproof_ledger_lost", "Records that could not be written.", registry=self.metrics.registry)
+        try:
+            return Ledger(settings.ledger.path, on_loss=lost.inc)
+        except LedgerError as error:
+            raise StartError(f"ledger.path: {error}") from None
+
+    async def open(self) -> None:
+        """Connects and starts the mirror; needs a running loop."""
+        await self.forwarder.open()
+        self.mirror.start()
+
+    async def close(self) -> None:
+        """Ends everything: lets the mirror finish what it can within seconds, writes the ledger."""
+        await self.forwarder.close()
+        await self.mirror.drain(_DRAIN_SECONDS)
+        await self.mirror.close()
+        if self.ledger:
+            self.ledger.close()
+
+
+def data_app(forwarder: Any) -> FastAPI:
+    """The data port: every path belongs to the primary, so FastAPI adds none of its own."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.mount("/", forwarder)
+    return app

@@ -77,8 +77,14 @@ class _Passage:
     sse: bool = False
     copy: list[bytes] | None = None
     copied: int = 0
+    last: bytes = b""
     problem: str | None = None
     finished: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether a stream's last event has gone to the client."""
+        return self.sse and self.last.rstrip().endswith(sse.DONE)
 
     @property
     def path(self) -> bytes:
@@ -131,7 +137,8 @@ class Forwarder:
         try:
             await self._serve(passage, receive, send)
         except ClientLeftError:
-            passage.problem = "client_left"
+            if not passage.complete:  # many clients close as soon as they have read `[DONE]`
+                passage.problem = "client_left"
         finally:
             self._record(passage)
 
@@ -306,6 +313,7 @@ class Forwarder:
                 return
             if passage.first_byte is None:
                 passage.first_byte = now
+            passage.last = chunk
             if passage.copy is not None:
                 passage.copied += len(chunk)
                 passage.copy.append(chunk)

@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any
 
-import httpx2
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.rule import Rule
 
 from proxy import show
 from proxy.demo import report, workload
-from proxy.demo.rig import PRIMARY_ARGS, REFERENCE_ARGS, Engine, Rig, RigError, bfcl_data, free_port, prepare
+from proxy.demo.rig import PRIMARY_ARGS, REFERENCE_ARGS, Engine, Rig, bfcl_data, free_port, prepare
+from proxy.demo.served import ProxyProcess
 from proxy.ledger import LedgerReader
 
 SHADOW = "float32"
@@ -39,20 +36,22 @@ def run_demo(*, keep: bool, port: int, console: Console) -> None:
     rig = prepare(say)
     questions = bfcl_data(say)
     folder = Path(tempfile.mkdtemp(prefix="counterproof-demo-"))
+    ledger = folder / "counterproof.db"
     with contextlib.ExitStack() as stack:
         primary, reference = stack.enter_context(_engines(rig, console))
-        proxy = stack.enter_context(_Proxy(folder, primary, reference, port))
+        proxy = stack.enter_context(ProxyProcess(_settings(folder, primary, reference, port), folder))
         say(f"the proxy is up; agents would set base_url to {proxy.base_url}")
-        proxy.wait(SHADOW, console)
+        with console.status("asking both engines what they can do, which warms them"):
+            proxy.wait_fit(SHADOW, _READY_SECONDS)
         done = _work(proxy.base_url, workload.tasks(questions), console)
-        proxy.wait_compared(len(done), console)
-        records = _records(proxy.ledger)
+        _wait_compared(proxy, len(done), console)
+        records = _records(ledger)
         _tell(console, done, records)
         console.print(Rule("Where to look"))
         where = {
             "metrics": f"{proxy.control_url}/metrics",
-            "one exchange": f"counterproof exchanges --ledger {proxy.ledger} {done[1].exchange[:11]}",
-            "all of them": f"counterproof exchanges --ledger {proxy.ledger}",
+            "one exchange": f"counterproof exchanges --ledger {ledger} {done[1].exchange[:11]}",
+            "all of them": f"counterproof exchanges --ledger {ledger}",
             "configuration": str(proxy.config),
         }
         for name, value in where.items():
@@ -102,80 +101,24 @@ async def _ready(*engines: Engine) -> None:
     await asyncio.gather(*(engine.wait_ready(_READY_SECONDS) for engine in engines))
 
 
-class _Proxy:
-    """`counterproof serve` as a process of its own, as a user starts it."""
+def _settings(folder: Path, primary: Engine, reference: Engine, port: int) -> dict[str, Any]:
+    """The demo's configuration file: everything mirrored, content kept."""
+    return {
+        "primary": {"base_url": primary.base_url},
+        "shadows": [{"name": SHADOW, "base_url": reference.base_url, "max_concurrency": 1, "timeout": "300s"}],
+        "mirror": {"tool_calls": 1, "other": 1},
+        "ledger": {"path": str(folder / "counterproof.db"), "content": "full"},
+        "listen": {"port": port or free_port()},
+        "control": {"port": free_port()},
+        "log": {"format": "json"},
+    }
 
-    def __init__(self, folder: Path, primary: Engine, reference: Engine, port: int) -> None:
-        self.config = folder / "counterproof.yaml"
-        self.ledger = folder / "counterproof.db"
-        self._log = folder / "proxy.log"
-        data, control = port or free_port(), free_port()
-        self.base_url = f"http://127.0.0.1:{data}/v1"
-        self.control_url = f"http://127.0.0.1:{control}"
-        settings = {
-            "primary": {"base_url": primary.base_url},
-            "shadows": [{"name": SHADOW, "base_url": reference.base_url, "max_concurrency": 1, "timeout": "300s"}],
-            "mirror": {"tool_calls": 1, "other": 1},
-            "ledger": {"path": str(self.ledger), "content": "full"},
-            "listen": {"port": data},
-            "control": {"port": control},
-            "log": {"format": "json"},
-        }
-        self.config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-c", "from proxy.cli import main; main()", "serve", "--config", str(self.config)]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
-        self._until(lambda: self._get("/healthz") is not None, 30, "the proxy did not come up")
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        if self._process:
-            self._process.terminate()
-            self._process.wait(60)
-
-    def _get(self, path: str) -> str | None:
-        try:
-            return httpx2.get(self.control_url + path, timeout=5, trust_env=False).text
-        except httpx2.TransportError:
-            return None
-
-    def _until(self, true: Callable[[], bool], seconds: float, complaint: str) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            if (self._process and self._process.poll() is not None) or time.monotonic() > deadline:
-                raise RigError(f"{complaint}; log: {self._log}")
-            time.sleep(0.25)
-
-    def _metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry the labels."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = (self._get("/metrics") or "").splitlines()
-        found = [line for line in lines if line.startswith(name + "{") and all(label in line for label in wanted)]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
-
-    def wait(self, shadow: str, console: Console) -> None:
-        """Until the shadow is found, warm and fit."""
-        with console.status("asking both engines what they can do, which warms them"):
-            self._until(
-                lambda: self._metric("counterproof_shadow_up", shadow=shadow) == 1,
-                _READY_SECONDS,
-                "the reference was not found fit",
-            )
-
-    def wait_compared(self, count: int, console: Console) -> None:
-        """Until every exchange has its outcome, with a progress bar."""
-        with _bar(console) as bar:
-            task = bar.add_task("comparing with the reference", total=count)
-
-            def compared() -> bool:
-                seen = self._metric("counterproof_mirror_total")
-                bar.update(task, completed=seen)
-                return seen >= count
-
-            self._until(compared, _COMPARED_SECONDS, "the reference did not finish")
+def _wait_compared(proxy: ProxyProcess, count: int, console: Console) -> None:
+    """Until every exchange has its outcome, with a progress bar."""
+    with _bar(console) as bar:
+        task = bar.add_task("comparing with the reference", total=count)
+        proxy.wait_outcomes(count, _COMPARED_SECONDS, lambda seen: bar.update(task, completed=seen))
 
 
 def _bar(console: Console) -> Progress:

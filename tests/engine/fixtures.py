@@ -7,14 +7,17 @@ running engines stand in for either; they are neither started nor ended here.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from proxy.demo.rig import PRIMARY_ARGS, REFERENCE_ARGS, Engine, Rig, free_port, prepare
+from proxy.demo.served import ProxyProcess
+from proxy.ledger import LedgerReader
 
 # Two engines that load at once on two cores take 40 to 60 s; a loaded machine takes its time.
 READY_S = 300.0
@@ -77,6 +80,45 @@ def engines(rig: Rig) -> Iterator[Engines]:
         ]
         asyncio.run(_all_ready([one.engine for one in served if one.engine]))
         yield Engines(*served)
+
+
+@dataclass(frozen=True)
+class ObservingProxy:
+    """A running proxy and its ledger."""
+
+    process: ProxyProcess
+    ledger: Path
+
+    def judged(self, exchange: str, seconds: float = 120.0) -> dict[str, Any]:
+        """The ledger's record of an exchange, once its shadow has been asked."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.ledger.exists():
+                with LedgerReader(self.ledger) as reader:
+                    record = reader.exchange(exchange)
+                if record and record["examinations"]:
+                    return record
+            time.sleep(0.1)
+        raise AssertionError(f"{exchange} was not judged in {seconds:.0f} s")
+
+
+@pytest.fixture(scope="session")
+def proxy(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservingProxy]:
+    """`counterproof serve` between the two engines: everything mirrored, content kept, the reference warm."""
+    folder = tmp_path_factory.mktemp("proxy")
+    ledger = folder / "counterproof.db"
+    settings = {
+        "primary": {"base_url": engines.primary.base_url},
+        "shadows": [{"name": "reference", "base_url": engines.reference.base_url, "timeout": "300s"}],
+        "mirror": {"tool_calls": 1, "other": 1},
+        "ledger": {"path": str(ledger), "content": "full"},
+        "listen": {"port": free_port()},
+        "control": {"port": free_port()},
+        "log": {"format": "json"},
+    }
+    with ProxyProcess(settings, folder) as process:
+        process.wait_fit("reference", READY_S)
+        yield ObservingProxy(process, ledger)
 
 
 def _serve(stack: contextlib.ExitStack, rig: Rig, name: str, core: int | None, args: tuple[str, ...]) -> Served:

@@ -180,6 +180,7 @@ class Forwarder:
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         if self._mirror.wants(request, passage.conversation):
             passage.copy = []
+        if passage.copy is not None and self._mirror.ready:
             passage.injection = plan(request, passage.body, self._level(request.model), self._k())
 
     def _level(self, model: str) -> Level:

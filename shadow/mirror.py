@@ -16,7 +16,7 @@ from shadow.compare import own_findings
 from shadow.conversation import in_sample
 from shadow.examine import Examination
 from shadow.exchange import Answer, Dialect, Exchange, Request, Timings
-from shadow.reference import Peer, Reference
+from shadow.reference import Peer, Reference, State
 from shadow.tasks import Tasks
 from shadow.wire import answers
 from validators import Finding
@@ -162,6 +162,11 @@ class Mirror:
         """At request time: may this exchange be compared, so that token ids are worth asking for?"""
         rate = self._limits.other if request.tool_choice == "none" else max(self._limits.tool_calls, self._limits.other)
         return bool(self._lines) and in_sample(conversation, rate)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any shadow can be asked now: without one, token ids are not worth asking the primary for."""
+        return any(line.reference.standing(self.primary)[0] is State.READY for line in self._lines)
 
     def offer(self, capture: Capture) -> None:
         """Takes an exchange, or drops it under a named reason. Returns at once."""

@@ -26,10 +26,12 @@ BODY: dict[str, Any] = {"model": "smollm2", "messages": QUESTION, "temperature":
 
 
 @pytest.fixture(scope="module")
-def bending(rig: Rig) -> Iterator[Engine]:
-    """An engine whose generation_config has a repetition penalty, with a context of 2,048 tokens."""
+def bending(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine whose generation_config has a repetition penalty; a shorter context, and another chat template."""
+    template = tmp_path_factory.mktemp("template") / "other.jinja"
+    template.write_text("<|im_start|>system\nBe brief.<|im_end|>\n" + rig.template.read_text(encoding="utf-8"))
     override = ("--override-generation-config", json.dumps({"repetition_penalty": PENALTY}))
-    args = (*PRIMARY_ARGS, *override, "--max-model-len", "2048")
+    args = (*PRIMARY_ARGS, *override, "--max-model-len", "2048", "--chat-template", str(template))
     engine = Engine.start(rig, name="test-bending", port=free_port(), core=None, args=args)
     try:
         asyncio.run(engine.wait_ready(READY_S))
@@ -73,7 +75,9 @@ def check_no_flip_is_invented(record: dict[str, Any], primary: str, reference: s
 
 def test_a_penalty_that_was_asked_for_invents_no_flip(proxy: ObservingProxy, engines: Engines) -> None:
     exchange = _ask(proxy.process.base_url, BODY | {"repetition_penalty": PENALTY})
-    check_no_flip_is_invented(proxy.judged(exchange), engines.primary.base_url, engines.reference.base_url)
+    record = proxy.judged(exchange)
+    check_no_flip_is_invented(record, engines.primary.base_url, engines.reference.base_url)
+    assert record["examinations"][0]["prompt_differs"] is False
 
 
 def test_a_penalty_of_the_generation_config_invents_no_flip(bending: Engine, engines: Engines, tmp_path: Path) -> None:
@@ -84,6 +88,9 @@ def test_a_penalty_of_the_generation_config_invents_no_flip(bending: Engine, eng
         record = observing.judged(_ask(process.base_url, BODY))
         assert "repetition_penalty" not in record["request"]
         check_no_flip_is_invented(record, bending.base_url, engines.reference.base_url)
+        # The templates differ too: its own finding, and the token history is the primary's all the same.
+        assert record["examinations"][0]["prompt_differs"] is True
+        assert process.metric("counterproof_prompt_differs_total", shadow="reference") == 1
 
 
 def test_without_logprobs_an_emitted_token_is_no_winner(bending: Engine, engines: Engines, tmp_path: Path) -> None:

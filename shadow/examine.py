@@ -174,8 +174,7 @@ class _Examiner:
     async def _force(self) -> tuple[int, TopK] | None:
         """Teacher forcing: the whole answer by `score`, else what may be probed, the call's region first."""
         if "score" in self.can.ways:
-            self.report.ways.append("score")
-            return 0, await self.engine.score(self.prompt, self.output)
+            return await self._score()
         if "probe" not in self.can.ways:
             return None
         start = 0 if len(self.output) <= MAX_PROBES else (self.report.start.index if self.report.start else None)
@@ -183,6 +182,18 @@ class _Examiner:
             return None
         self.report.ways.append("probe")
         return start, await self.engine.probe(self.prompt, self.output, start)
+
+    async def _score(self) -> tuple[int, TopK]:
+        """Scoring needs room for one token more: the last position of a full context is probed, or left out."""
+        self.report.ways.append("score")
+        limit = self.can.max_model_len
+        if limit is None or len(self.prompt) + len(self.output) < limit:
+            return 0, await self.engine.score(self.prompt, self.output)
+        top = await self.engine.score(self.prompt, self.output[:-1])
+        if "probe" in self.can.ways:
+            self.report.ways.append("probe")
+            top = top.then(await self.engine.probe(self.prompt, self.output, len(self.output) - 1))
+        return 0, top
 
     def _anchor(self) -> int:
         """Where the reference's own answer begins in `O`: at the call; under a grammar for all, after the reasoning."""

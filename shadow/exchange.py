@@ -70,6 +70,17 @@ class TopK:
                     logprobs[i, j] = logprob if logprob > FLOOR else -np.inf
         return cls(ids, logprobs, texts or {})
 
+    def then(self, other: "TopK") -> "TopK":
+        """These positions followed by those of `other`; shape (n + m, the wider k)."""
+        width = max(self.ids.shape[1], other.ids.shape[1])
+
+        def wide(values: NDArray[Any], fill: float) -> NDArray[Any]:
+            return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=fill)
+
+        ids = np.concatenate([wide(self.ids, NO_ID), wide(other.ids, NO_ID)])
+        logprobs = np.concatenate([wide(self.logprobs, -np.inf), wide(other.logprobs, -np.inf)])
+        return TopK(ids, logprobs, {**self.texts, **other.texts})
+
     def known(self) -> NDArray[np.bool_]:
         """Per position: is anything known of it. Shape (n,)."""
         return np.asarray((self.ids != NO_ID).any(axis=1), dtype=np.bool_)

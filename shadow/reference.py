@@ -65,7 +65,7 @@ class Peer:
         """Asks until the engine has answered; the waits between tries grow."""
         attempts = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(EngineError),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=_RETRY_AT_MOST),
+            wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=_RETRY_AT_MOST),
             before_sleep=self._missed,
         )
         can: Capabilities = await attempts(discover, self.engine, reference=self._reference)

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures: list[str] = getattr(item, "fixturenames", [])
         if HERE in item.path.parents or "engines" in fixtures:
             item.add_marker(pytest.mark.engine)
-        if "rig" in fixtures and item.get_closest_marker("timeout") is None:
+        if {"rig", "engines"} & set(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(BUILD_AND_START_S))
 
 
@@ -68,15 +68,15 @@ def rig(pytestconfig: pytest.Config) -> Rig:
 
 
 @pytest.fixture(scope="session")
-def engines(rig: Rig) -> Iterator[Engines]:
+def engines(request: pytest.FixtureRequest) -> Iterator[Engines]:
     """The primary (bf16, FP8 KV cache where the CPU can) and the float32 reference, on a core each."""
     cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
     # With one core there is nothing to divide: vLLM binds both as it likes.
     first, second = cores[:2] if len(cores) > 1 else (None, None)
     with contextlib.ExitStack() as stack:
         served = [
-            _serve(stack, rig, "primary", first, PRIMARY_ARGS),
-            _serve(stack, rig, "reference", second, REFERENCE_ARGS),
+            _serve(stack, request, "primary", first, PRIMARY_ARGS),
+            _serve(stack, request, "reference", second, REFERENCE_ARGS),
         ]
         asyncio.run(_all_ready([one.engine for one in served if one.engine]))
         yield Engines(*served)
@@ -121,9 +121,12 @@ def proxy(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield ObservingProxy(process, ledger)
 
 
-def _serve(stack: contextlib.ExitStack, rig: Rig, name: str, core: int | None, args: tuple[str, ...]) -> Served:
+def _serve(
+    stack: contextlib.ExitStack, request: pytest.FixtureRequest, name: str, core: int | None, args: tuple[str, ...]
+) -> Served:
     if running := os.environ.get(f"COUNTERPROOF_TEST_{name.upper()}"):
         return Served(base_url=running.rstrip("/").removesuffix("/v1") + "/v1")
+    rig: Rig = request.getfixturevalue("rig")  # only now: a developer's own engines need none
     engine = Engine.start(rig, name=f"test-{name}", port=free_port(), core=core, args=args)
     stack.callback(engine.stop)
     return Served(engine.base_url, engine)

@@ -1,7 +1,7 @@
 """What vLLM refuses, in its words: request bodies, before anything is generated."""
 
 import json
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ class RefusedError(Exception):
     param: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """vLLM's error body."""
+        """vLLM's error body; the framework's own where the type is empty."""
+        if not self.type:
+            return {"detail": self.message}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
 
 
@@ -55,7 +57,7 @@ def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
         context = f", 'ctx': {{'error': '{error.msg}'}}"
         raise invalid("json_invalid", f"body.{error.pos}", "JSON decode error", {}, context) from None
     except UnicodeDecodeError:
-        raise RefusedError(400, "There was an error parsing the body", "Bad Request") from None
+        raise RefusedError(400, "There was an error parsing the body", "") from None
     if not isinstance(value, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise invalid("model_attributes_type", "body", message, value)
@@ -136,8 +138,21 @@ def _streaming(body: dict[str, Any]) -> None:
     if isinstance(stream := body.get("stream"), str) and stream.lower() not in {"true", "false", "1", "0"}:
         message = "Input should be a valid boolean, unable to interpret input"
         raise invalid("bool_parsing", "body.stream", message, stream)
+    _stop(body)
     if body.get("stream_options") and not stream:
         raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
+
+
+def _stop(body: dict[str, Any]) -> None:
+    stop = body.get("stop")
+    if isinstance(stop, list) and len(stop) > 4:
+        shown = f"'input': '<list of {len(stop)} items>'"
+        context = f"'ctx': {{'field_type': 'List', 'max_length': 4, 'actual_length': {len(stop)}}}"
+        wrong = "{'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string', "
+        many = f"List should have at most 4 items after validation, not {len(stop)}"
+        long = f"{{'type': 'too_long', 'loc': 'body.stop', 'msg': '{many}', {shown}, {context}}}"
+        message = f"2 validation errors:\n  {wrong}{shown}}}\n  {long}"
+        raise RefusedError(400, message, "Bad Request", "body.stop")
 
 
 def _prompt_logprobs_stream(body: dict[str, Any]) -> None:
@@ -150,6 +165,8 @@ def sampling(body: dict[str, Any], *, logprobs: int | None, vocabulary: int) -> 
     n, temperature = integer(body, "n"), body.get("temperature")
     if n is not None and n < 1:
         raise bad(f"n must be at least 1, got {n}.")
+    if isinstance(temperature, float) and not math.isfinite(temperature):
+        raise bad(f"temperature must be a finite number, got {temperature}.", "temperature", temperature)
     if isinstance(temperature, int | float) and temperature < 0:
         raise bad(f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature))
     for name in ("max_completion_tokens", "max_tokens"):
@@ -181,23 +198,18 @@ def _bias(bias: dict[str, Any], vocabulary: int) -> None:
 
 def context(count: int, longest: int, *, given_on_chat: bool = False) -> None:
     """Refuses a prompt that leaves no room; ids given on the chat route are counted elsewhere, in other words."""
+    if count == longest:
+        raise bad("max_tokens must be at least 1, got 0.", "max_tokens", 0)
     if count < longest:
         return
     if given_on_chat:
         raise bad(f"Input length ({count}) exceeds model's maximum context length ({longest}).")
-    if count > longest:
-        message = (
-            f"This model's maximum context length is {longest} tokens. However, your prompt contains at least "
-            f"{longest + 1} input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt."
-        )
-        raise bad(message, "input_tokens", longest + 1)
     message = (
-        f"This model's maximum context length is {longest} tokens. However, you requested 1 output tokens and your "
-        f"prompt contains at least {longest} input tokens, for a total of at least {longest + 1} tokens. "
-        "Please reduce the length of the input prompt or the number of requested output tokens."
+        f"This model's maximum context length is {longest} tokens. However, your prompt contains at least "
+        f"{longest + 1} input tokens, which exceeds this limit even without any output tokens. "
+        "Please reduce the length of the input prompt."
     )
-    raise bad(message, "input_tokens", longest)
+    raise bad(message, "input_tokens", longest + 1)
 
 
 def given_ids(body: dict[str, Any]) -> list[int] | None:
@@ -210,6 +222,3 @@ def given_ids(body: dict[str, Any]) -> list[int] | None:
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise bad("`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.", name)
     return ids
-
-
-Check = Callable[[dict[str, Any]], None]

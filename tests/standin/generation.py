@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.standin.model import Cursor, Row
 from tests.standin.tokens import EOS, SPECIALS
@@ -27,7 +28,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Step:
-    """One emitted token: its distribution (where asked for), its own bytes, the text that is due, how it ended."""
+    """One emitted token: its distribution (where asked for), its bytes, the text that is due, how it ended."""
 
     token: int
     row: Row | None
@@ -47,9 +48,12 @@ class _Text:
         self._held = max((len(s) for s in self._stop), default=1) - 1
         self._text, self._sent = "", 0
 
-    def add(self, piece: bytes) -> str | None:
-        """Takes a token's bytes; the stop string that they complete, if any (the text is cut there)."""
-        new = self._decoder.decode(piece)
+    def spell(self, piece: bytes) -> str:
+        """The characters that a token's bytes complete."""
+        return self._decoder.decode(piece)
+
+    def add(self, new: str) -> str | None:
+        """Takes a token's characters; the stop string that they complete, if any (the text is cut there)."""
         begin = len(self._text)
         self._text += new
         for stop in self._all_stops:
@@ -74,28 +78,32 @@ def generate(cursor: Cursor, limits: Limits, choice: int) -> Iterator[Step]:
     while True:
         token, row = _emit(cursor, limits, choice, number)
         number += 1
-        special = token < len(SPECIALS) and not limits.specials
-        piece = b"" if special else model.tokenizer.piece(token)
-        step = Step(token, row, piece, "")
+        # Half a character has no text of its own on the wire; its last token has all of it.
+        spelled = text.spell(model.tokenizer.piece(token))
         cursor.advance(token)
-        if token in limits.stop_ids:
-            step.finish, step.stop_reason, piece = "stop", token, b""
-        elif token == EOS and not limits.ignore_eos:
-            step.finish = "stop"
-        stop = text.add(piece)
-        if step.finish is None:
-            if stop is not None:
-                step.finish, step.stop_reason = "stop", stop
-            elif number >= limits.max_tokens:
-                step.finish = "length"
-            elif limits.forced is None:
-                step.finish = cursor.ended(choice)
-        if limits.endless:
-            step.finish = step.stop_reason = None
-        step.text = text.due(finished=step.finish is not None)
-        yield step
-        if step.finish is not None:
+        ends = token in limits.stop_ids or (token == EOS and not limits.ignore_eos)
+        silent = ends or (token < len(SPECIALS) and not limits.specials)
+        stop = text.add("" if silent else spelled)
+        finish, reason = _end(cursor, limits, choice, number, stop)
+        yield Step(token, row, spelled.encode(), text.due(finished=finish is not None), finish, reason)
+        if finish is not None:
             return
+
+
+def _end(cursor: Cursor, limits: Limits, choice: int, number: int, stop: str | None) -> tuple[str | None, Any]:
+    """Why the choice ends after its last token, if it does: finish reason and stop reason."""
+    token = cursor.ids[-1]
+    if limits.endless:
+        return None, None
+    if token in limits.stop_ids:
+        return "stop", token
+    if token == EOS and not limits.ignore_eos:
+        return "stop", None
+    if stop is not None:
+        return "stop", stop
+    if number >= limits.max_tokens:
+        return "length", None
+    return (cursor.ended(choice) if limits.forced is None else None), None
 
 
 def _emit(cursor: Cursor, limits: Limits, choice: int, number: int) -> tuple[int, Row | None]:

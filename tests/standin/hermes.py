@@ -39,7 +39,7 @@ def parse(text: str) -> tuple[str | None, list[tuple[str, str]]]:
 
 
 class Stream:
-    """One choice's deltas. `feed` takes new text and gives a delta's fields in wire order, or None if nothing is due."""
+    """One choice's deltas: `feed` takes new text and gives a delta's fields in wire order, None if nothing is due."""
 
     def __init__(self, *, tools: bool, thinks: bool, new_id: Callable[[], str]) -> None:
         self._tools = tools
@@ -116,7 +116,8 @@ class Stream:
         return deltas
 
     def _bodies(self) -> list[tuple[str, bool]]:
-        found, at = [], 0
+        found: list[tuple[str, bool]] = []
+        at = 0
         while (start := self._text.find(_OPEN, at)) >= 0:
             begin = start + len(_OPEN)
             end = self._text.find(_CLOSE, begin)

@@ -18,7 +18,8 @@ FLOOR = -9999.0
 """What vLLM writes for a logprob of minus infinity."""
 
 _LISTED = 20  # candidates with a logprob of their own; every other token shares the tail's
-_EOS_CHANCE = 10  # of 256
+_EOS_CHANCE = 5  # of 256
+_EOS_NOT_BEFORE = 4  # an answer is at least so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Model:
 
     For answers without a script: `gaps` sets the nats between the two best at output positions (elsewhere at least
     0.25), and at the positions of `flips` this engine prefers the second best of the other. Positions count from the
-    opening of the answer, in a history without one from its beginning.
+    opening of the answer, in a history without one from its beginning. Unless `ends`, such answers have no end token.
     """
 
     tokenizer: Tokenizer
@@ -115,7 +116,7 @@ class Model:
     gaps: Mapping[int, float] = field(default_factory=dict)
     flips: Collection[int] = ()
     seed: bytes = b""
-    endless: bool = False
+    ends: bool = True
 
     def __post_init__(self) -> None:
         self.opening = tuple(self.tokenizer.encode(ANSWER_OPENS))
@@ -226,9 +227,8 @@ class Cursor:
         """The `count` best tokens in order, and the nats between the first two."""
         model = self.model
         scripted = dict.fromkeys(t for i, start in self._alive if (t := self._next(i, start)) is not None)
-        found: dict[int, None] = scripted
-        ends = not scripted and digest[60] < _EOS_CHANCE and self.position > 0 and not model.endless
-        if ends:
+        found = dict(scripted)
+        if model.ends and not scripted and digest[60] < _EOS_CHANCE and self.position >= _EOS_NOT_BEFORE:
             found[EOS] = None
         lead = model.scripts[self._alive[0][0]].margin if len(scripted) > 1 else 0.25 + digest[40] * 3.5 / 255
         for j in range(0, 2 * _LISTED, 2):

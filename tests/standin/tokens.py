@@ -39,7 +39,7 @@ class UnknownTokenError(ValueError):
 
 
 class Tokenizer:
-    """Text to ids and back; the same in every process. Another `shift` is another tokenizer: the same texts, other ids."""
+    """Text to ids and back, the same in every process. Another `shift` is another tokenizer: other ids."""
 
     def __init__(self, shift: int = 0) -> None:
         pieces = _vocabulary()

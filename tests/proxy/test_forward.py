@@ -1,0 +1,301 @@
+"""The byte path in front of a stand-in: what goes in, what comes back, who is told when somebody leaves."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from tests.proxy.serving import proxy
+from tests.standin import Faults, Script, StandIn
+from tests.standin.asking_it import PARIS, TOOLS, chat, post
+
+TEXT = Script(text="Plain words, zażółć 👩‍💻 and more of them.")
+KINDS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "text, streamed": {"stream": True},
+    "calls": {"tools": TOOLS},
+    "calls, streamed": {"tools": TOOLS, "stream": True},
+    "usage": {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}},
+    "two choices": {"n": 2, "stream": True},
+    "client's logprobs": {"logprobs": True, "top_logprobs": 2, "stream": True},
+    "client's ids": {"return_token_ids": True, "stream": True, "tools": TOOLS},
+}
+
+
+def same(body: bytes) -> bytes:
+    """An answer without what is random in it."""
+    return b"\n".join(_line(line) for line in body.replace(b"\r\n", b"\n").split(b"\n"))
+
+
+def _line(line: bytes) -> bytes:
+    payload = line.removeprefix(b"data: ")
+    if not payload.startswith(b"{"):
+        return line
+    value = json.loads(payload)
+    value["id"] = value["created"] = None
+    text = json.dumps(value)
+    for call in [c for choice in value["choices"] for c in _calls(choice)]:
+        text = text.replace(call["id"], "call") if "id" in call else text
+    return text.encode()
+
+
+def _calls(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    said = choice.get("delta") or choice.get("message") or {}
+    return said.get("tool_calls") or []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cuts", [None, 1, 7], ids=["whole", "byte by byte", "in sevens"])
+@pytest.mark.parametrize("crlf", [False, True], ids=["LF", "CRLF"])
+def test_what_was_put_in_is_cut_out_however_the_bytes_are_cut(
+    tmp_path: Path,
+    kind: str,
+    cuts: int | None,
+    crlf: bool,  # noqa: FBT001
+) -> None:
+    async def main() -> None:
+        faults = Faults(cuts=cuts, crlf=crlf, comment=b": still here" if crlf else None)
+        body = chat(**KINDS[kind], max_tokens=60)
+        async with StandIn([PARIS if "tools" in KINDS[kind] else TEXT]) as engine, StandIn() as reference:
+            direct = await post(engine, body)
+            async with proxy(tmp_path, engine, reference) as door:
+                engine.faults = faults
+                engine.received.clear()
+                status, through, response = await door.chat(body)
+                sent = json.loads(engine.received[-1].body)
+                await door.settled()
+                assert (await door.outcomes()) == {("s0", "compared", ""): 1}
+        assert status == 200
+        assert same(through.replace(b": still here\n\n", b"").replace(b": still here\r\n\r\n", b"")) == same(direct)
+        assert sent["return_token_ids"] is True
+        assert response.headers["x-counterproof-mode"] == "observe"
+
+    asyncio.run(main())
+
+
+def test_an_error_to_an_injected_request_is_asked_again_plainly_and_remembered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            engine.faults = Faults(refuse_logprobs=True)
+            for i in range(2):
+                engine.received.clear()
+                status, body, _ = await door.chat(chat())
+                assert status == 200
+                assert json.loads(body)["choices"][0]["message"]["content"] == TEXT.text
+                assert len(engine.received) == 2 - i, "the second request must be plain at once"
+                assert "logprobs" not in json.loads(engine.received[-1].body)
+            await door.settled()
+            assert await door.metric("counterproof_injection_refused_total", model="smollm2") == 1
+            assert (await door.outcomes())["s0", "not_comparable", "no_token_ids"] == 2
+
+    asyncio.run(main())
+
+
+def test_a_clients_own_error_comes_back_and_switches_nothing_off(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            status, body, _ = await door.chat(chat(max_tokens="many"))
+            assert status == 400
+            assert body == await post(engine, chat(max_tokens="many"))
+            assert await door.metric("counterproof_injection_refused_total") == 0
+            await door.settled()
+            assert (await door.outcomes()) == {("s0", "not_comparable", "primary_error"): 1}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_the_primarys_request(tmp_path: Path, stream: bool) -> None:  # noqa: FBT001
+    async def main() -> None:
+        async with StandIn([TEXT], per_token_s=0.05) as engine, StandIn() as reference:
+            async with proxy(tmp_path, engine, reference) as door:
+                url = f"{door.root}/v1/chat/completions"
+                async with door.session.post(url, json=chat(stream=stream)) if stream else _left(door, url) as response:
+                    if response is not None:
+                        await response.content.readany()
+                        assert engine.running == 1
+                        response.close()
+                async with asyncio.timeout(5):
+                    while engine.running:
+                        await asyncio.sleep(0.01)
+                await door.settled()
+                assert engine.disconnects == 1
+                assert (await door.outcomes()) == ({("s0", "not_comparable", "client_left"): 1} if stream else {})
+
+    asyncio.run(main())
+
+
+class _left:  # noqa: N801
+    """A client that gives up before the answer's first byte."""
+
+    def __init__(self, door: Any, url: str) -> None:
+        self.door, self.url = door, url
+
+    async def __aenter__(self) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await self.door.session.post(self.url, json=chat())
+
+    async def __aexit__(self, *_exc: object) -> None:
+        pass
+
+
+def test_a_client_that_closes_right_after_done_is_compared(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            body = json.dumps(chat(stream=True)).encode()
+            host, port = door.root.removeprefix("http://").split(":")
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+                writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+                await reader.readuntil(b"[DONE]")
+                writer.transport.abort()
+            async with asyncio.timeout(10):
+                while sum((await door.outcomes()).values()) < 20:
+                    await asyncio.sleep(0.02)
+            assert (await door.outcomes()) == {("s0", "compared", ""): 20}
+
+    asyncio.run(main())
+
+
+def test_an_unreachable_primary_is_502_in_openais_shape(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn() as engine:
+            await engine.stop()
+            async with proxy(tmp_path, engine) as door:
+                status, body, response = await door.chat(chat())
+        assert status == 502
+        assert response.headers["content-type"] == "application/json"
+        error = json.loads(body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"] == "[counterproof] the model server cannot be reached"
+        assert "127.0.0.1" not in body.decode()
+
+    asyncio.run(main())
+
+
+def test_a_primary_that_says_nothing_is_504(tmp_path: Path) -> None:
+    async def main() -> None:
+        faults = Faults(hang_before_headers=True)
+        async with StandIn() as engine, proxy(tmp_path, engine, primary={"read_timeout": "300ms"}) as door:
+            engine.faults = faults
+            status, body, _ = await door.chat(chat())
+        assert status == 504
+        assert json.loads(body)["error"]["code"] == 504
+
+    asyncio.run(main())
+
+
+def test_a_primary_that_breaks_off_breaks_the_clients_stream(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            engine.faults = Faults(abort_after_bytes=900)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await door.chat(chat(stream=True))
+            await door.settled()
+            assert (await door.outcomes()) == {("s0", "not_comparable", "upstream_broke"): 1}
+
+    asyncio.run(main())
+
+
+def test_an_error_inside_a_200_passes_and_is_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            engine.faults = Faults(error_after=3)
+            status, body, _ = await door.chat(chat(stream=True))
+            assert status == 200
+            assert b'"error"' in body
+            assert body.endswith(b"data: [DONE]\n\n")
+            await door.settled()
+            assert (await door.outcomes()) == {("s0", "not_comparable", "primary_error"): 1}
+
+    asyncio.run(main())
+
+
+def test_headers_go_to_the_primary_but_for_those_of_the_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, proxy(tmp_path, engine) as door:
+            headers = {
+                "X-Own": "1", "authorization": "Bearer client", "te": "trailers", "keep-alive": "5",
+                "connection": "keep-alive, x-hop", "x-hop": "gone", "user-agent": "agent/1",
+                "accept-encoding": "gzip, br",
+            }  # fmt: skip
+            status, _, _ = await door.chat(chat(), headers=headers)
+            assert status == 200
+            seen = engine.received[-1]
+            assert seen.header("x-own") == "1"
+            assert seen.header("authorization") == "Bearer client"
+            assert seen.header("user-agent") == "agent/1"
+            assert seen.header("accept-encoding") == "gzip, br"  # nothing was injected
+            assert [seen.header(name) for name in ("te", "keep-alive", "x-hop")] == [None, None, None]
+            assert seen.header("host") == f"127.0.0.1:{engine.port}"
+
+    asyncio.run(main())
+
+
+def test_the_proxys_own_key_replaces_the_clients_and_goes_nowhere_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference:
+            async with proxy(tmp_path, engine, reference, primary={"api_key": "sk-primary"}) as door:
+                await door.chat(chat(), headers={"authorization": "Bearer sk-client"})
+                await door.settled()
+            assert [r.header("authorization") for r in engine.received if r.method == "POST"][-1] == "Bearer sk-primary"
+            everything = b"".join(r.body + repr(r.headers).encode() for r in reference.received)
+            assert b"sk-" not in everything
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/nothing/%2e%2e/here?a=%20b&c", "/v1/chat/completions"])
+def test_other_paths_and_methods_pass_as_they_are(tmp_path: Path, path: str) -> None:
+    async def main() -> None:
+        async with StandIn() as engine, proxy(tmp_path, engine) as door:
+            async with aiohttp.ClientSession() as session:
+                direct = await session.get(URL(f"http://127.0.0.1:{engine.port}{path}", encoded=True))
+                through = await session.get(URL(f"{door.root}{path}", encoded=True))
+                assert through.status == direct.status
+                assert await through.read() == await direct.read()
+            assert engine.received[-1].path == path
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_is_not_copied_and_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference:
+            async with proxy(tmp_path, engine, reference, mirror={"max_body_bytes": 500}) as door:
+                status, _, _ = await door.chat(chat(stream=True))
+                assert status == 200
+                await door.settled()
+                assert (await door.outcomes()) == {("s0", "not_comparable", "too_large"): 1}
+
+    asyncio.run(main())
+
+
+def test_nothing_is_injected_while_no_shadow_can_be_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference:
+            reference.faults = Faults(hang_before_headers=True)
+            async with proxy(tmp_path, engine, reference, fit=False) as door:
+                status, _, _ = await door.chat(chat())
+                assert status == 200
+                assert "return_token_ids" not in json.loads(engine.received[-1].body)
+                await door.settled()
+                assert (await door.outcomes()) == {("s0", "not_comparable", "cold"): 1}
+
+    asyncio.run(main())
+
+
+def test_web_sockets_are_501(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn() as engine, proxy(tmp_path, engine) as door:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await door.session.ws_connect(f"{door.root}/v1/realtime")
+            assert refused.value.status in {400, 404, 501}
+
+    asyncio.run(main())

@@ -151,6 +151,8 @@ class Mirror:
 
     def start(self) -> None:
         """Starts looking after the engines and working on the lines; needs a running loop."""
+        if not self._lines:
+            return
         self._tasks.start("understand", self._understand())
         self._tasks.start(f"engine:{self.primary.name}", self.primary.keep())
         for line in self._lines:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "calls": {"tools": TOOLS},
     "calls, streamed": {"tools": TOOLS, "stream": True},
     "usage": {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}},
-    "two choices": {"n": 2, "stream": True},
+    "two choices": {"n": 2, "stream": True, "temperature": 1},
     "client's logprobs": {"logprobs": True, "top_logprobs": 2, "stream": True},
     "client's ids": {"return_token_ids": True, "stream": True, "tools": TOOLS},
 }
@@ -29,6 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
 def same(body: bytes) -> bytes:
     """An answer without what is random in it."""
     return b"\n".join(_line(line) for line in body.replace(b"\r\n", b"\n").split(b"\n"))
+
+
+def without_time(body: bytes) -> bytes:
+    return re.sub(rb'"created":\d+|modelperm-\w+', b"", body)
 
 
 def _line(line: bytes) -> bytes:
@@ -49,8 +54,7 @@ def _calls(choice: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cuts", [None, 1, 7], ids=["whole", "byte by byte", "in sevens"])
-@pytest.mark.parametrize("crlf", [False, True], ids=["LF", "CRLF"])
+@pytest.mark.parametrize(("cuts", "crlf"), [(None, False), (61, False), (61, True)], ids=["whole", "cut", "CRLF, cut"])
 def test_what_was_put_in_is_cut_out_however_the_bytes_are_cut(
     tmp_path: Path,
     kind: str,
@@ -259,7 +263,7 @@ def test_other_paths_and_methods_pass_as_they_are(tmp_path: Path, path: str) -> 
                 direct = await session.get(URL(f"http://127.0.0.1:{engine.port}{path}", encoded=True))
                 through = await session.get(URL(f"{door.root}{path}", encoded=True))
                 assert through.status == direct.status
-                assert await through.read() == await direct.read()
+                assert without_time(await through.read()) == without_time(await direct.read())
             assert engine.received[-1].path == path
 
     asyncio.run(main())
@@ -284,7 +288,8 @@ def test_nothing_is_injected_while_no_shadow_can_be_asked(tmp_path: Path) -> Non
             async with proxy(tmp_path, engine, reference, fit=False) as door:
                 status, _, _ = await door.chat(chat())
                 assert status == 200
-                assert "return_token_ids" not in json.loads(engine.received[-1].body)
+                sent = [r.body for r in engine.received if r.path == "/v1/chat/completions"]
+                assert json.loads(sent[-1]) == chat()
                 await door.settled()
                 assert (await door.outcomes()) == {("s0", "not_comparable", "cold"): 1}
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
+from pydantic_settings.sources.utils import parse_env_vars
 
 from proxy.errors import ConfigError
 from proxy.settings import ENV_PREFIX, FaultAt, Settings
@@ -18,6 +19,18 @@ from proxy.settings import ENV_PREFIX, FaultAt, Settings
 Location = tuple[str | int, ...]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for the braces while YAML reads
+_MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads dates as text: nothing here is a date, and some dates are none."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def load(
@@ -51,19 +64,25 @@ def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
+    # Before YAML sees it: a brace would open a mapping where `${NAME}` stands in a flow mapping.
+    text = _VARIABLE.sub(f"{_OPEN}\\1{_CLOSE}", text)
+    faults: list[str] = []
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=_Loader)
+        lines = dict(_lines(node, (), path, faults)) if node is not None else {}
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a safe loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{at}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: not usable: a value of a type that means nothing here") from None
+    if faults:
+        raise ConfigError(*faults)
     if data is None:
         raise ConfigError(f"{path}: is empty; the least that is needed is primary: {{base_url: http://host:8000/v1}}")
     if not isinstance(data, dict) or node is None:
         raise ConfigError(f"{path}: a mapping was expected (primary: …, shadows: …)")
-    faults: list[str] = []
-    lines = dict(_lines(node, (), path, faults))
     expanded = _expand(data, (), lines, path, environ, faults)
     if faults:
         raise ConfigError(*faults)
@@ -77,6 +96,8 @@ def _lines(node: yaml.Node, at: Location, path: Path, faults: list[str]) -> Iter
         seen: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
+            if key.tag != "tag:yaml.org,2002:str":
+                faults.append(f"{path}:{key.start_mark.line + 1}: {_dotted((*at, name))}: a key is a word")
             if name in seen:
                 faults.append(f"{path}:{key.start_mark.line + 1}: {_dotted((*at, name))}: stands here a second time")
             seen.add(name)
@@ -103,7 +124,7 @@ def _expand(
             faults.append(f"{path}:{lines.get(at, 1)}: {_dotted(at)}: the environment variable {name} is not set")
         return environ.get(name, "")
 
-    return _VARIABLE.sub(variable, value)
+    return _MARKED.sub(variable, value)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -119,8 +140,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if nested and section.upper() not in sections:
             hint = _near(section.lower(), [s.lower() for s in sections])
             raise ConfigError(f"environment: {name}: there is no section {section.lower()!r}{hint}")
-    source = EnvSettingsSource(Settings)
-    source.env_vars = {name.lower(): value for name, value in mine.items()}
+    source = EnvSettingsSource(Settings, env_parse_none_str="null")
+    source.env_vars = parse_env_vars(mine, parse_none_str="null")
     try:
         return source()
     except SettingsError as error:
@@ -166,7 +187,8 @@ class _Where:
         if _has(self._overrides, at):
             return "command line: "
         if _has(self._environment, at):
-            return f"environment: {ENV_PREFIX}{'__'.join(str(part).upper() for part in at)}: "
+            name = "__".join(str(part).upper() for part in at if isinstance(part, str))
+            return f"environment: {ENV_PREFIX}{name}: "
         if self._path is None:
             return ""
         known = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
@@ -184,9 +206,10 @@ class _Where:
 
 def _has(values: Any, at: Location) -> bool:
     for part in at:
-        if not isinstance(values, dict) or part not in values:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
             return False
-        values = values[part]
     return bool(at)
 
 

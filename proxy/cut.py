@@ -12,10 +12,20 @@ from dataclasses import dataclass
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _MEMBER = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
 _STRING_AT = re.compile(_STRING, re.DOTALL)
-_STEP = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
+_STEP = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}\"{\[]+")
 _NEXT = re.compile(rb"\s*([,}\]])")
 _SPACE = re.compile(rb"\s*")
+
+
+def _skip_space(text: bytes, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return space.end() if space else position
+
+
+def _end_of_text(text: bytes, position: int) -> None:
+    if _skip_space(text, position) != len(text):
+        raise NotJsonError("something stands after the object")
 
 
 def _nested(depth: int) -> bytes:
@@ -73,6 +83,8 @@ def _nested_end(text: bytes, start: int) -> int:
             depth -= 1
             if not depth:
                 return step.end()
+        elif token == b'"':  # a string without end: trying each later quote as a beginning would be quadratic
+            break
     raise NotJsonError("a value without end")
 
 
@@ -106,8 +118,7 @@ def _array(text: bytes, start: int, element: Callable[[int], int]) -> int:
     if closing and closing.group(1) == b"]":
         return closing.end()
     while True:
-        space = _SPACE.match(text, position)
-        following = _NEXT.match(text, element(space.end() if space else position))
+        following = _NEXT.match(text, element(_skip_space(text, position)))
         if following is None or following.group(1) == b"}":
             raise NotJsonError("a comma or a bracket was expected")
         position = following.end()
@@ -129,11 +140,12 @@ class Nulls:
 
     def apply(self, payload: bytes) -> bytes | None:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""
-        if not payload.startswith(b"{"):
+        start = _skip_space(payload, 0)
+        if not payload.startswith(b"{", start):
             return payload
         walk = _Walk(self, payload)
         try:
-            _object(payload, 0, walk.top)
+            _end_of_text(payload, _object(payload, start, walk.top))
         except NotJsonError:
             return payload
         if self.drop_empty and walk.empty == [True]:
@@ -199,8 +211,7 @@ def set_members(text: bytes, members: Mapping[bytes, bytes]) -> bytes:
     Raises:
         NotJsonError: the text is no JSON object.
     """
-    space = _SPACE.match(text)
-    start = space.end() if space else 0
+    start = _skip_space(text, 0)
     if text[start : start + 1] != b"{":
         raise NotJsonError("an object was expected")
     edits: list[tuple[int, int, bytes]] = []
@@ -218,6 +229,7 @@ def set_members(text: bytes, members: Mapping[bytes, bytes]) -> bytes:
         return end
 
     end = _object(text, start, member)
+    _end_of_text(text, end)
     added = b",".join(b'"' + key + b'":' + value for key, value in members.items() if key not in seen)
     if added:
         edits.append((end - 1, end - 1, (b"," if count else b"") + added))

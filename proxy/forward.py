@@ -17,7 +17,7 @@ import structlog
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.inject import Injection, Level, plan
+from proxy.inject import Injection, Level, Removal, plan
 from proxy.metrics import Metrics
 from proxy.settings import Settings
 from shadow.conversation import conversation_key
@@ -293,13 +293,12 @@ class Forwarder:
     async def _relay_events(
         self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection, send: Send
     ) -> None:
-        splitter, nulls = sse.Splitter(), injection.nulls
+        removal = Removal(injection.nulls)
         async for chunk in self._chunks(passage, response):
-            out = [edited for block in splitter.feed(chunk) if (edited := _edit(block, nulls)) is not None]
-            if out:
-                await send({"type": "http.response.body", "body": b"".join(out), "more_body": True})
-        if splitter.rest:
-            await send({"type": "http.response.body", "body": splitter.rest, "more_body": True})
+            if out := removal.feed(chunk):
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+        if rest := removal.rest:
+            await send({"type": "http.response.body", "body": rest, "more_body": True})
 
     async def _chunks(self, passage: _Passage, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """The primary's chunks as they come, copied while the copy is within its bound, the waiting time counted."""
@@ -407,16 +406,6 @@ class Forwarder:
                 problem=passage.problem or (None if passage.copy is not None else "sampled_out"),
             )
         )
-
-
-def _edit(block: bytes, nulls: Any) -> bytes | None:
-    payload = sse.data_of(block)
-    if payload is None:
-        return block
-    edited = nulls.apply(payload)
-    if edited is None:
-        return None
-    return block if edited is payload else sse.with_data(block, edited)
 
 
 async def _until_answered_or_left(

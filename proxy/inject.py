@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from proxy.cut import NotJsonError, Nulls, set_members
 from shadow.exchange import Dialect, Request
+from shadow.wire import sse
 
 _CHAT_TOP = frozenset({b"prompt_token_ids"})
 _CHAT_CHOICE = frozenset({b"token_ids"})
@@ -60,7 +61,7 @@ def _may(request: Request) -> bool:
     """False where asking for ids would change the visible answer, or would tell nothing."""
     body = request.body
     changes = body.get("echo") or body.get("logprob_token_ids") or body.get("use_beam_search")
-    return not changes and not request.multimodal and body.get("include_reasoning") is not False
+    return not changes and not request.multimodal and not request.hides_reasoning
 
 
 def _may_add_logprobs(request: Request) -> bool:
@@ -92,3 +93,37 @@ def _nulls(request: Request, *, ids: bool, logprobs: bool) -> Nulls:
         cut | (_CHAT_CHOICE if ids else nothing),
         drop_empty=request.stream and only_ours,
     )
+
+
+class Removal:
+    """Cuts what was injected out of a stream, event by event, however the transport cut its bytes.
+
+    `feed` gives what may go to the client, `rest` what no blank line has ended yet.
+    """
+
+    def __init__(self, nulls: Nulls) -> None:
+        self._nulls = nulls
+        self._splitter = sse.Splitter()
+        self._dropped_half = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the stream is complete after this chunk, without what was injected."""
+        return b"".join([self._edit(block) for block in self._splitter.feed(chunk)])
+
+    @property
+    def rest(self) -> bytes:
+        """What the stream ended with, without an event's end: as it came."""
+        return self._splitter.rest
+
+    def _edit(self, block: bytes) -> bytes:
+        if self._dropped_half and block.startswith(b"\n"):  # the other half of a CRLF that went with its event
+            block = block[1:]
+        self._dropped_half = False
+        payload = sse.data_of(block)
+        if payload is None:
+            return block
+        edited = self._nulls.apply(payload)
+        if edited is None:
+            self._dropped_half = block.endswith(b"\r")
+            return b"\n" if block.startswith(b"\n") else b""  # half of the CRLF before, whose event went out
+        return block if edited is payload else sse.with_data(block, edited)

@@ -36,7 +36,7 @@ def _seconds(value: Any) -> Any:
     if isinstance(value, str):
         found = _DURATION.fullmatch(value.strip())
         if found is None:
-            raise ValueError(f"a duration like 500ms, 10s, 5m, 2h or 30d was expected, not {value!r}")
+            raise ValueError("a duration like 500ms, 10s, 5m, 2h or 30d was expected")
         return float(found.group(1)) * _UNITS[found.group(2)]
     return value
 
@@ -46,11 +46,14 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 
 
 def _base_url(value: str) -> str:
+    # No message repeats the value: whatever stands there may be a key in the wrong place.
+    if not value.isprintable() or " " in value:
+        raise ValueError("a URL has neither spaces nor line ends")
     try:
         parts = urlsplit(value)
         _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"not a URL: {error}") from None
+    except ValueError:
+        raise ValueError("not a URL: a host and a port from 0 to 65535 were expected") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("a URL like http://host:8000/v1 was expected")
     if parts.username or parts.password:

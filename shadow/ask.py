@@ -13,7 +13,7 @@ import orjson
 from shadow.errors import Garbage
 from shadow.exchange import Dialect, Request, TopK
 from shadow.wire import completions
-from shadow.wire.assembly import number_of
+from shadow.wire.assembly import MAX_ID, number_of
 
 TOP_K = 5
 """Candidates per position that are asked for."""
@@ -54,6 +54,7 @@ _SAMPLING = (
     "truncate_prompt_tokens",
 )
 # What a model's generation_config would otherwise fill in: the reference answers greedily and unbent.
+_NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _EXPLICIT = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "n": 1}
 
 
@@ -62,7 +63,9 @@ def allowed(request: Request, model: str) -> dict[str, Any]:
     chat = request.dialect is Dialect.CHAT
     names = (_CHAT if chat else _COMPLETIONS) + _SAMPLING
     body = {name: request.body[name] for name in names if name in request.body}
-    body.setdefault("repetition_penalty", 1)
+    for name, neutral in _NEUTRAL.items():
+        if body.get(name) is None:
+            body[name] = neutral
     body |= _EXPLICIT | {"model": model, "stream": False} | told(request.dialect)
     return body
 
@@ -111,8 +114,8 @@ def probing(model: str, history: Sequence[int], k: int = TOP_K) -> dict[str, Any
 
 
 def _ids_request(model: str, ids: Sequence[int]) -> dict[str, Any]:
-    neutral = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    return {"model": model, "prompt": list(ids), "add_special_tokens": False, **neutral}
+    greedy = _NEUTRAL | _EXPLICIT
+    return {"model": model, "prompt": list(ids), "add_special_tokens": False, **greedy}
 
 
 def read_scoring(body: bytes, prompt: Sequence[int], output: Sequence[int]) -> TopK:
@@ -160,7 +163,7 @@ def _only_choice(body: bytes) -> dict[str, Any]:
 
 
 def _id(key: str) -> int:
-    if not key.isdecimal():
+    if not key.isdecimal() or len(key) > 10 or int(key) > MAX_ID:
         raise Garbage("a token key that is no id")
     return int(key)
 

@@ -10,14 +10,14 @@ import orjson
 
 from shadow.exchange import Dialect, Request
 
-_PROMPT_START = 1024  # characters of a completions prompt that identify it while it grows
+_PROMPT_START = 256  # characters of a completions prompt that identify it while it grows
 
 
 def conversation_key(request: Request, header: str | None) -> str:
     """A stable key of the conversation: the configured header's value, else what the conversation began with.
 
     For chat that is everything up to and including the first user message (later turns repeat it), for completions
-    the prompt's first kilobyte. The key is a hash: it holds no content.
+    the prompt's first 256 characters or ids. The key is a hash: it holds no content.
     """
     if header:
         return _hash(b"header:" + header.encode("utf-8", "surrogateescape"))
@@ -40,8 +40,12 @@ def _opening(messages: object) -> list[object]:
 def _dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # an integer beyond 64 bits, say
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits, a lone surrogate, or nested very deep
+        pass
+    try:
         return repr(value).encode("utf-8", "surrogatepass")
+    except RecursionError:
+        return b"nested too deep to tell apart"
 
 
 def _hash(data: bytes) -> str:

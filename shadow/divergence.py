@@ -98,11 +98,10 @@ class PrimaryView:
     top: TopK | None
 
 
+# What a model's generation_config may set unasked: only the request itself can say that nothing is bent.
+_UNASKED: Mapping[str, float] = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 # What bends a greedy choice when the request says so: name -> the value that changes nothing.
 _BENDS: Mapping[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
     "min_tokens": 0,
     "logit_bias": None,
     "bad_words": None,
@@ -114,12 +113,18 @@ _BENDS: Mapping[str, Any] = {
 def emitted_is_winner(request: Request) -> bool:
     """Whether an emitted token is certainly the raw winner.
 
-    The request must be greedy, and nothing may bend the choice. A model's generation_config can add a repetition
-    penalty (and a temperature) unasked, so both must stand in the request itself.
+    The request must be greedy, and nothing may bend the choice. A model's generation_config can add penalties (and a
+    temperature) unasked, so their neutral values must stand in the request itself; null leaves them to the server.
     """
-    if not request.asks_greedy or request.grammar != "no" or "repetition_penalty" not in request.body:
+    if not request.asks_greedy or request.grammar != "no":
+        return False
+    if any(not _is_number(request.body.get(key), neutral) for key, neutral in _UNASKED.items()):
         return False
     return all(not request.body.get(key) or request.body[key] == neutral for key, neutral in _BENDS.items())
+
+
+def _is_number(value: Any, wanted: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == wanted
 
 
 def primary_view(request: Request, choice: Choice, regions: Sequence[Region], *, raw_logprobs: bool) -> PrimaryView:
@@ -168,22 +173,23 @@ def compare_positions(view: PrimaryView, reference: TopK, *, start: int = 0, mas
     emitted = view.emitted[start : start + len(reference)]
     winners = view.winners[start : start + len(reference)]
     reference_winners = reference.winners(winners)
-    known = reference.known()
-    agree = reference.ties(winners)
     seen = reference.logprob_of(emitted)
+    agree = reference.ties(winners)
     result = []
     for row in range(len(emitted)):
         i = start + row
         basis = view.bases[i]
         outcome, margin, bound = Outcome.EXCLUDED, None, False
-        if known[row] and basis not in {Basis.SAMPLED, Basis.PROCESSED}:
-            if agree[row] or _primary_ties(view.top, i, int(reference_winners[row])):
+        if reference_winners[row] != NO_ID and basis not in {Basis.SAMPLED, Basis.PROCESSED}:
+            # A tie on either side leaves the winner open: any of the tied is it.
+            ours = _tied(view.top, i) or {int(winners[row])}
+            if agree[row] or ours & _tied(reference, row):
                 outcome = Outcome.SAME
             elif basis is Basis.CONSTRAINED and not masked:
-                outcome, margin, bound = _constrained(view, i, reference, row)
+                outcome, margin, bound = _constrained(view.top, i, reference, row, ours)
             else:
                 outcome = Outcome.FLIP
-                margin, bound = _margin(reference, row, int(winners[row]))
+                margin, bound = _margin(reference, row, ours)
         result.append(
             Position(
                 index=i,
@@ -215,39 +221,40 @@ def _pairs(
     }
 
 
-def _primary_ties(top: TopK | None, i: int, token: int) -> bool:
-    """Whether the primary itself has `token` among those that tie its highest logprob: then nothing flipped."""
-    return top is not None and bool(top[i : i + 1].ties(np.array([token], dtype=np.int64))[0])
+def _tied(top: TopK | None, row: int) -> set[int]:
+    """The ids that hold the highest finite logprob of a row; empty where nothing is known by id."""
+    listed = {token: lp for token, lp in _listed(top, row).items() if lp > -np.inf} if top is not None else {}
+    best = max(listed.values(), default=None)
+    return {token for token, lp in listed.items() if lp == best}
 
 
-def _margin(reference: TopK, row: int, winner: int) -> tuple[float, bool]:
-    """Highest logprob minus that of `winner`, in nats; a lower bound where `winner` is not listed."""
-    one = reference[row : row + 1]
-    best, listed = float(one.best()[0]), float(one.logprob_of(np.array([winner], dtype=np.int64))[0])
-    if np.isnan(listed):
-        return best - float(one.lowest()[0]), True
-    return best - listed, False
+def _margin(reference: TopK, row: int, winners: set[int]) -> tuple[float, bool]:
+    """Highest logprob minus the best of `winners`, in nats; a lower bound where the reference lists none of them."""
+    listed = _listed(reference, row)
+    best = max(listed.values())
+    known = [listed[token] for token in winners if token in listed]
+    if not known:
+        return best - min(lp for lp in listed.values() if lp > -np.inf), True
+    return best - max(known), False
 
 
-def _constrained(view: PrimaryView, i: int, reference: TopK, row: int) -> tuple[Outcome, float | None, bool]:
-    """A constrained position seen by an unmasked reference.
+def _constrained(
+    top: TopK | None, i: int, reference: TopK, row: int, ours: set[int]
+) -> tuple[Outcome, float | None, bool]:
+    """A constrained position seen by an unmasked reference; `ours` are the primary's tied winners.
 
     The primary's finite entries are legal by its mask. If the reference ranks another of them above the primary's
     winner, it would have chosen otherwise, by at least that much; if only tokens of unknown legality stand above,
     nothing can be said.
     """
-    legal = _legal(view.top, i)
-    winner = int(view.winners[i])
-    listed = {
-        int(t): float(lp) for t, lp in zip(reference.ids[row], reference.logprobs[row], strict=True) if t != NO_ID
-    }
-    floor = listed.get(winner, min(listed.values()))
-    better = {token: lp for token, lp in listed.items() if token in legal and token != winner and lp > floor}
+    legal = _legal(top, i)
+    listed = _listed(reference, row)
+    known = [listed[token] for token in ours if token in listed]
+    floor = max(known, default=min(listed.values()))
+    better = [lp for token, lp in listed.items() if token in legal and token not in ours and lp > floor]
     if not better:
         return Outcome.UNDETERMINED, None, False
-    best = max(better.values())
-    is_top = best == max(listed.values())
-    return Outcome.FLIP, best - floor, not (is_top and winner in listed)
+    return Outcome.FLIP, max(better) - floor, not (known and max(better) == max(listed.values()))
 
 
 def _legal(top: TopK | None, i: int) -> set[int]:

@@ -85,7 +85,7 @@ def not_comparable(exchange: Exchange) -> str | None:
 
 def _choice_reason(request: Request, choice: Choice) -> str | None:
     if choice.token_ids is None:
-        return "hidden_reasoning" if request.body.get("include_reasoning") is False else "no_token_ids"
+        return "hidden_reasoning" if request.hides_reasoning else "no_token_ids"
     if choice.prompt_ids is None:
         return "no_prompt_ids"
     return None if choice.token_ids else "empty"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from validators import ToolCall
 
@@ -19,6 +20,8 @@ FLOOR = -9999.0
 
 NO_ID = -1
 """Fills a place in an id array where no token is known."""
+
+_TEXT_PARTS = (None, "text", "refusal", "thinking")
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -163,6 +166,17 @@ class Timings:
     ended: float
 
 
+_FLAG = TypeAdapter(bool)
+
+
+def flag(value: Any) -> bool | None:
+    """A JSON value as the server's own model reads a boolean (1, "true" and "on" are True); None for anything else."""
+    try:
+        return None if value is None else _FLAG.validate_python(value)
+    except ValidationError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A chat or completions request as the client sent it, and what follows from it for a comparison.
@@ -182,7 +196,7 @@ class Request:
     @property
     def stream(self) -> bool:
         """True where the client wants server-sent events."""
-        return self.body.get("stream") is True
+        return flag(self.body.get("stream")) is True
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -202,8 +216,8 @@ class Request:
         choice = self.body.get("tool_choice")
         if isinstance(choice, dict):
             return "named"
-        if choice in {"none", "auto", "required"} and self.tools:
-            return str(choice)
+        if isinstance(choice, str) and choice in {"none", "auto", "required"} and self.tools:
+            return choice
         return "auto" if self.tools else "none"
 
     @property
@@ -213,7 +227,7 @@ class Request:
         for message in messages if isinstance(messages, list) else ():
             content = message.get("content") if isinstance(message, dict) else None
             for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and part.get("type") not in {"text", "refusal", "thinking", None}:
+                if isinstance(part, dict) and part.get("type") not in _TEXT_PARTS:
                     return True
         return False
 
@@ -221,14 +235,17 @@ class Request:
     def client_logprobs(self) -> bool:
         """True where the client asked for logprobs itself."""
         asked = self.body.get("logprobs")
-        if self.dialect is Dialect.CHAT:
-            return asked is True
-        return asked is not None and asked is not False
+        return flag(asked) is True if self.dialect is Dialect.CHAT else asked is not None
 
     @property
     def client_token_ids(self) -> bool:
         """True where the client asked for token ids itself."""
-        return self.body.get("return_token_ids") is True
+        return flag(self.body.get("return_token_ids")) is True
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """True where the client asked for no reasoning: the server then tells neither ids nor logprobs."""
+        return flag(self.body.get("include_reasoning")) is False
 
     @property
     def grammar(self) -> str:
@@ -237,11 +254,11 @@ class Request:
         if any(self.body.get(key) is not None for key in structured):
             return "all"
         response = self.body.get("response_format")
-        if isinstance(response, dict) and response.get("type") not in {None, "text"}:
+        if isinstance(response, dict) and response.get("type") not in (None, "text"):
             return "all"
         if self.tool_choice in {"required", "named"}:
             return "all"
-        if self.tool_choice == "auto" and self.body.get("parallel_tool_calls") is False:
+        if self.tool_choice == "auto" and flag(self.body.get("parallel_tool_calls")) is False:
             return "calls"
         if self.tool_choice == "auto" and any(tool.get("strict") is True for tool in self.tools):
             return "calls"

@@ -97,6 +97,7 @@ def call_start(choice: Choice) -> CallStart | None:
         position, exact = _walk(spelled, lead)
     elif lead and (found := spelled.find(lead, after_reasoning)) >= 0:
         position = found + len(lead)  # markup between reasoning and content is skipped
+        exact = spelled.find(lead, found + 1) < 0  # the markup itself may spell the content: then this is early
     else:
         position, exact = after_reasoning, False  # the markup that closes the reasoning comes first
     index = _token_at(offsets, position)

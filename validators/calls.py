@@ -6,12 +6,16 @@ account numbers that share a float stay two numbers. Call ids are random and nev
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation, localcontext
 from enum import StrEnum
 from typing import Any, NoReturn
+
+# What is left of a literal, a number or an escape where a text was cut inside it.
+_CUT_OFF = re.compile(r"t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?(?:u[0-9a-fA-F]{0,3})?|[0-9a-fA-F]{0,3}")
 
 MAX_DEPTH = 128
 """Arguments nested deeper than this many arrays or objects are not read: `too_deep`."""
@@ -54,13 +58,21 @@ class ComparePolicy:
     casefold: tuple[str, ...] = ()
     tolerance: Decimal = Decimal(0)
 
-    @property
-    def exact(self) -> bool:
-        """True where the policy changes nothing."""
-        return not (self.ignore or self.unordered or self.casefold or self.tolerance)
+    def __post_init__(self) -> None:
+        """Refuses what is no JSON pointer, with ValueError: read as one, it would let every difference pass."""
+        for pointer in (*self.ignore, *self.unordered, *self.casefold):
+            if pointer and not pointer.startswith("/"):
+                raise ValueError(f"{pointer!r} is no JSON pointer: it must begin with /")
+        if "" in self.ignore:
+            raise ValueError("ignoring the root would compare nothing")
+        if not (self.tolerance >= 0 and self.tolerance.is_finite()):
+            raise ValueError("a tolerance is a number from 0 on")
 
 
 EXACT = ComparePolicy()
+
+
+_MAX_GRID_DIGITS = 5_000
 
 
 class Side(StrEnum):
@@ -81,8 +93,21 @@ class Difference:
     reference: Any = None
 
 
+class HugeNumber(str):
+    """A JSON number whose exponent is beyond what decimals hold: equal only to itself, as it was written."""
+
+    __slots__ = ()
+
+
 class _TooDeepError(ValueError):
     pass
+
+
+def _number_of(text: str) -> Decimal | HugeNumber:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return HugeNumber(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -103,14 +128,14 @@ def parse_arguments(text: str) -> Arguments:
 
     try:
         value = json.loads(
-            text, parse_int=Decimal, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=pairs
+            text, parse_int=Decimal, parse_float=_number_of, parse_constant=_refuse_constant, object_pairs_hook=pairs
         )
         _check_depth(value, MAX_DEPTH)
     except json.JSONDecodeError as error:
         return Arguments(problem=_json_problem(text, error))
     except (RecursionError, _TooDeepError):
         return Arguments(problem="too_deep")
-    except (ValueError, InvalidOperation):
+    except ValueError:
         return Arguments(problem="not_json")
     if value is None:
         value = {}
@@ -121,8 +146,9 @@ def parse_arguments(text: str) -> Arguments:
 
 def _json_problem(text: str, error: json.JSONDecodeError) -> str:
     """`unclosed` where the text merely ends too early, else `not_json`."""
-    at_end = error.pos >= len(text.rstrip())
-    return "unclosed" if at_end or error.msg.startswith("Unterminated string") else "not_json"
+    rest = text[error.pos :].rstrip()
+    cut = not rest or error.msg.startswith("Unterminated string") or _CUT_OFF.fullmatch(rest)
+    return "unclosed" if cut else "not_json"
 
 
 def _check_depth(value: Any, left: int) -> None:
@@ -181,10 +207,10 @@ def _canonical(value: Any, paths: _Paths, tolerance: Decimal) -> Hashable:
     match value:
         case None | bool():
             return ("literal", str(value))
+        case int() | float() | Decimal() | HugeNumber():
+            return ("number", _number(value, tolerance))
         case str():
             return ("string", value.casefold() if paths.folding else value)
-        case int() | float() | Decimal():
-            return ("number", _number(value, tolerance))
         case dict():
             members = ((key, child, paths.below(key)) for key, child in value.items())
             return ("object", frozenset((k, _canonical(c, p, tolerance)) for k, c, p in members if not p.ignored))
@@ -198,14 +224,17 @@ def _canonical(value: Any, paths: _Paths, tolerance: Decimal) -> Hashable:
     raise TypeError(msg)
 
 
-def _number(value: float | Decimal, tolerance: Decimal) -> Decimal:
+def _number(value: float | Decimal | HugeNumber, tolerance: Decimal) -> Decimal | str:
+    if isinstance(value, HugeNumber):
+        return str(value)
     number = value if isinstance(value, Decimal) else Decimal(repr(value))
-    if tolerance and number.is_finite():
-        try:
-            return (number / tolerance).to_integral_value()
-        except InvalidOperation:  # further from the grid than Decimal can count: compare it as it is
-            return number
-    return number
+    if not tolerance or not number.is_finite():
+        return number
+    digits = max(28, number.adjusted() - tolerance.adjusted() + len(tolerance.as_tuple().digits) + 2)
+    if digits > _MAX_GRID_DIGITS:  # so far from the grid that no two such numbers fall together by rounding
+        return number
+    with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
+        return (number / tolerance).to_integral_value()
 
 
 def diff(primary: Any, reference: Any, policy: ComparePolicy = EXACT) -> tuple[Difference, ...]:

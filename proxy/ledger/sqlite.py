@@ -5,6 +5,7 @@ is counted and lost. Each record is one row of JSON with the few columns that li
 """
 
 import contextlib
+import json
 import queue
 import sqlite3
 import threading
@@ -46,6 +47,8 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in {0, _SCHEMA_VERSION}:
             raise LedgerError(f"{path}: a ledger of version {version}, this program writes {_SCHEMA_VERSION}")
+        if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise LedgerError(f"{path}: is another program's database")
         if writable:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -70,6 +73,7 @@ class Ledger:
     def __init__(self, path: Path, *, on_loss: Callable[[], None] = lambda: None) -> None:
         self.path = path
         self.lost = 0
+        self._closed = False
         self._on_loss = on_loss
         self._connection = _connect(path, writable=True)
         self._pending: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MAX_PENDING)
@@ -88,6 +92,9 @@ class Ledger:
         self._put("INSERT OR REPLACE INTO examinations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def _put(self, statement: str, row: tuple[Any, ...]) -> None:
+        if self._closed:
+            self._lose(1)
+            return
         try:
             self._pending.put_nowait((statement, row))
         except queue.Full:
@@ -120,7 +127,11 @@ class Ledger:
 
     def close(self, seconds: float = 10.0) -> None:
         """Writes what waits and closes the file; gives up after so many seconds."""
-        self._pending.put(None)
+        self._closed = True
+        try:
+            self._pending.put(None, timeout=seconds)
+        except queue.Full:  # the disk does not take what waits
+            return
         self._thread.join(seconds)
         if not self._thread.is_alive():
             self._connection.close()
@@ -129,10 +140,8 @@ class Ledger:
 def _dumps(record: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(record, option=_JSON)
-    except (orjson.JSONEncodeError, TypeError):  # a lone surrogate or a number beyond 64 bits, in a client's own JSON
-        return orjson.dumps(
-            {key: value for key, value in record.items() if key != "request"}, default=str, option=_JSON
-        )
+    except TypeError:  # half a character or an integer beyond 64 bits, in a client's or a model's own JSON
+        return json.dumps(record, default=str, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class LedgerReader:
@@ -168,6 +177,8 @@ class LedgerReader:
             "SELECT id, record FROM exchanges WHERE began_at >= ? ORDER BY began_at DESC", (since or 0.0,)
         )
         found = 0
+        if limit < 1:
+            return
         for identity, record in rows:
             examinations = self._examinations(identity)
             wanted = [e for e in examinations if (shadow is None or e["shadow"] == shadow)
@@ -185,9 +196,15 @@ class LedgerReader:
 
     def exchange(self, identity: str) -> dict[str, Any] | None:
         """One exchange by its id or an unambiguous beginning of it."""
-        rows = self._connection.execute(
-            "SELECT id, record FROM exchanges WHERE substr(id, 1, ?) = ? LIMIT 2", (len(identity), identity)
-        ).fetchall()
+        if not identity:
+            return None
+        rows = self._connection.execute("SELECT id, record FROM exchanges WHERE id = ?", (identity,)).fetchall()
+        rows = (
+            rows
+            or self._connection.execute(
+                "SELECT id, record FROM exchanges WHERE substr(id, 1, ?) = ? LIMIT 2", (len(identity), identity)
+            ).fetchall()
+        )
         if len(rows) != 1:
             return None
         return dict(orjson.loads(rows[0][1])) | {"examinations": self._examinations(rows[0][0])}

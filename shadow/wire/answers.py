@@ -1,5 +1,7 @@
 """A whole answer from its bytes, streamed or not, in either dialect. Never raises on what an engine sends."""
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,8 @@ import orjson
 from shadow.exchange import Answer, Dialect
 from shadow.wire import chat, completions, sse
 from shadow.wire.assembly import ChoiceAssembler
+
+_ARGUMENTS_AS_VALUE = re.compile(rb'"arguments"\s*:\s*[{\[]')
 
 ReadChoice = Callable[[ChoiceAssembler, dict[str, Any], dict[str, Any]], None]
 
@@ -41,8 +45,9 @@ class AnswerReader:
 
     def _object(self, text: bytes) -> None:
         try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
+            # Arguments that come as an object, not as text, must keep integers beyond 64 bits.
+            value = json.loads(text) if _ARGUMENTS_AS_VALUE.search(text) else orjson.loads(text)
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             self._answer.problem = self._answer.problem or "garbage"

@@ -1,28 +1,33 @@
 """From deltas to a choice: tool calls from their pieces, tokens with their ids, bytes and candidates."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from shadow.exchange import NO_ID, Choice, TopK
 from validators import ToolCall
+
+MAX_ID = 2**31 - 1
+"""Token ids are 32-bit; a larger one is no id."""
 
 _TOKEN_ID = "token_id:"  # noqa: S105  (what vLLM writes in place of a token's text)
 
 
 def token_id(token: Any) -> int:
     """The id in `token_id:N`, NO_ID where the token is given as text (or not at all)."""
-    if isinstance(token, str) and token.startswith(_TOKEN_ID) and (digits := token[len(_TOKEN_ID) :]).isdecimal():
-        return int(digits)
-    return NO_ID
+    if not isinstance(token, str) or not token.startswith(_TOKEN_ID):
+        return NO_ID
+    digits = token[len(_TOKEN_ID) :]
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(MAX_ID)):
+        return NO_ID
+    return int(digits) if int(digits) <= MAX_ID else NO_ID
 
 
 def ids_of(value: Any) -> tuple[int, ...] | None:
     """A wire array of token ids, or None where it is absent, null or no such array."""
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if isinstance(value, list) and all(type(item) is int and 0 <= item <= MAX_ID for item in value):
         return tuple(value)
     return None
 
@@ -70,7 +75,7 @@ class _Call:
         if isinstance(arguments, str):
             self.arguments.append(arguments)
         elif isinstance(arguments, dict | list):  # some servers send the value itself
-            self.arguments.append(orjson.dumps(arguments).decode())
+            self.arguments.append(json.dumps(arguments, ensure_ascii=False))
 
 
 class CallAssembler:
@@ -87,33 +92,37 @@ class CallAssembler:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, delta: Any) -> None:
-        """Adds one entry of `delta.tool_calls`; what is no object is ignored."""
+    def add(self, delta: Any, *, whole: bool = False) -> None:
+        """Adds one entry of `delta.tool_calls`, or a `whole` call of a message; what is no object is ignored."""
         if not isinstance(delta, dict):
             return
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
         index, call_id = delta.get("index"), delta.get("id")
+        index = index if type(index) is int else None
         call_id = call_id if isinstance(call_id, str) and call_id else None
-        call = self._find(index if type(index) is int else None, call_id, function)
+        call = (None if whole else self._find(index, call_id, function)) or self._new()
+        if index is not None:
+            self._by_index[index] = call
         call.id = call.id or call_id
         call.add(function)
 
-    def _find(self, index: int | None, call_id: str | None, function: dict[str, Any]) -> _Call:
+    def _new(self) -> _Call:
+        self._calls.append(call := _Call())
+        return call
+
+    def _find(self, index: int | None, call_id: str | None, function: dict[str, Any]) -> _Call | None:
+        """The call that a delta goes on with, None where it begins one."""
+        by_id = next((call for call in self._calls if call.id == call_id), None) if call_id else None
+        if by_id is not None:
+            return by_id
         if index is not None:
             known = self._by_index.get(index)
-        elif call_id is not None:
-            known = next((c for c in self._calls if c.id == call_id), None)
-        else:
-            known = self._calls[-1] if self._calls else None
-            if known and function.get("name") and known.arguments:
-                known = None
-        if known and not (call_id and known.id and call_id != known.id):
-            return known
-        self._calls.append(call := _Call())
-        if index is not None:
-            self._by_index[index] = call
-        return call
+            return None if known and call_id and known.id else known
+        if call_id is not None or not self._calls:
+            return None
+        last = self._calls[-1]
+        return None if function.get("name") and last.arguments else last
 
     def result(self) -> tuple[ToolCall, ...]:
         """The calls, in order of their first delta."""
@@ -144,13 +153,13 @@ class ChoiceAssembler:
         if isinstance(reasoning, str):
             self._reasoning.append(reasoning)
 
-    def calls(self, deltas: Any) -> None:
-        """Adds `tool_calls` of a delta or a message, after that delta's own text."""
+    def calls(self, deltas: Any, *, whole: bool = False) -> None:
+        """Adds `tool_calls` of a delta, after that delta's own text, or of a `whole` message."""
         if isinstance(deltas, list) and deltas:
             if self._lead is None:
                 self._lead = "".join(self._content)
             for delta in deltas:
-                self._calls.add(delta)
+                self._calls.add(delta, whole=whole)
 
     def prompt(self, ids: Any) -> None:
         """Takes the prompt's ids where they are told."""
@@ -189,19 +198,32 @@ def align(ids: Sequence[int], tokens: Sequence[Token]) -> list[Token | None] | N
     """One entry per output id, None where the wire told none; by id, never by text or by position alone.
 
     Engines leave out entries (of tool tokens, of what a parser held back). What is there must be a subsequence of
-    `ids`; where it is not, nothing can be said which entry belongs where: None.
+    `ids`; where it is not, nothing can be said which entry belongs where: None. An entry that could stand in more than
+    one place stands in none.
     """
     if len(ids) == len(tokens) and all(t.id in {i, NO_ID} for i, t in zip(ids, tokens, strict=True)):
         return list(tokens)
-    if any(token.id == NO_ID for token in tokens):
+    wanted = [token.id for token in tokens]
+    if NO_ID in wanted:
+        return None
+    first, last = _leftmost(ids, wanted), _leftmost(ids[::-1], wanted[::-1])
+    if first is None or last is None:
         return None
     result: list[Token | None] = [None] * len(ids)
-    position = 0
-    for token in tokens:
-        while position < len(ids) and ids[position] != token.id:
+    for token, left, right in zip(tokens, first, reversed(last), strict=True):
+        if left == len(ids) - 1 - right:
+            result[left] = token
+    return result
+
+
+def _leftmost(ids: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """The places of `wanted` as a subsequence of `ids`, each as early as can be; None if it is none."""
+    places, position = [], 0
+    for token in wanted:
+        while position < len(ids) and ids[position] != token:
             position += 1
         if position == len(ids):
             return None
-        result[position] = token
+        places.append(position)
         position += 1
-    return result
+    return places

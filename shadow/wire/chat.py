@@ -9,19 +9,19 @@ _FUNCTION_CALL = -1  # the index under which the API's older `function_call` is 
 
 def read_chunk(choice: ChoiceAssembler, raw: dict[str, Any], chunk: dict[str, Any]) -> None:
     """Reads one entry of a stream chunk's `choices`."""
-    _read(choice, raw, chunk, raw.get("delta"))
+    _read(choice, raw, chunk, raw.get("delta"), whole=False)
 
 
 def read_message(choice: ChoiceAssembler, raw: dict[str, Any], body: dict[str, Any]) -> None:
     """Reads one entry of a whole answer's `choices`."""
-    _read(choice, raw, body, raw.get("message"))
+    _read(choice, raw, body, raw.get("message"), whole=True)
 
 
-def _read(choice: ChoiceAssembler, raw: dict[str, Any], around: dict[str, Any], message: Any) -> None:
+def _read(choice: ChoiceAssembler, raw: dict[str, Any], around: dict[str, Any], message: Any, *, whole: bool) -> None:
     choice.prompt(around.get("prompt_token_ids"))
     if isinstance(message, dict):
         choice.text(message.get("content"), message.get("reasoning") or message.get("reasoning_content"))
-        choice.calls(message.get("tool_calls"))
+        choice.calls(message.get("tool_calls"), whole=whole)
         if isinstance(message.get("function_call"), dict):
             choice.calls([{"index": _FUNCTION_CALL, "function": message["function_call"]}])
     choice.tokens(raw.get("token_ids"), logprob_entries(raw.get("logprobs")))

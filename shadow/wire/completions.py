@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from shadow.exchange import NO_ID
 from shadow.wire.assembly import ChoiceAssembler, Token, number_of, token_id
 
 
@@ -21,10 +22,13 @@ def logprob_entries(logprobs: Any) -> list[Token]:
     if not (isinstance(tokens, list) and isinstance(values, list) and len(tokens) == len(values)):
         return []
     tops = tops if isinstance(tops, list) and len(tops) == len(tokens) else [None] * len(tokens)
-    return [
-        Token(token_id(token), number_of(value), None, _candidates(top))
-        for token, value, top in zip(tokens, values, tops, strict=True)
-    ]
+    return [_entry(token, value, top) for token, value, top in zip(tokens, values, tops, strict=True)]
+
+
+def _entry(token: Any, value: Any, top: Any) -> Token:
+    # Candidates are keyed: by id, or by text, where two tokens of one text lose one of them. Texts tell no winner.
+    identity = token_id(token)
+    return Token(identity, number_of(value), None, _candidates(top) if identity != NO_ID else [])
 
 
 def _candidates(top: Any) -> list[tuple[int, float]]:

@@ -63,7 +63,8 @@ def _lines(block: bytes) -> list[bytes]:
 
 def with_data(block: bytes, payload: bytes) -> bytes:
     """The block with another payload: comments, other fields, line ends and the order of lines stay as they were."""
-    if block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2:
+    one_line = block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2
+    if one_line and b"\r" not in block:
         return b"data: " + payload + b"\n\n"
     out, left, position = [], payload.split(b"\n"), 0
     for end in _LINE_END.finditer(block):

@@ -158,7 +158,6 @@ def test_what_kubernetes_puts_beside_a_service_of_that_name_does_no_harm(tmp_pat
     assert read(tmp_path, PRIMARY, env) == read(tmp_path, PRIMARY)
 
 
-@pytest.mark.xfail(reason="bug: 'null' is a path of that name; no ledger cannot be said in the environment")
 def test_no_ledger_can_be_said_in_the_environment(tmp_path: Path) -> None:
     assert read(tmp_path, PRIMARY, {"COUNTERPROOF_LEDGER__PATH": "null"}).ledger.path is None
 
@@ -201,7 +200,7 @@ def test_no_ledger_can_be_said_in_the_environment(tmp_path: Path) -> None:
         (
             "shadows: [{name: a, base_url: http://x, timeout: soon}]\n",
             [
-                "cp.yaml:2: shadows.0.timeout: a duration like 500ms, 10s, 5m, 2h or 30d was expected, not 'soon'",
+                "cp.yaml:2: shadows.0.timeout: a duration like 500ms, 10s, 5m, 2h or 30d was expected",
             ],
         ),
         (
@@ -239,9 +238,9 @@ def test_a_missing_primary(tmp_path: Path) -> None:
         ("", "a URL like http://host:8000/v1 was expected"),
         ("http://", "a URL like http://host:8000/v1 was expected"),
         ("ftp://h", "a URL like http://host:8000/v1 was expected"),
-        ("http://h:99999", "not a URL: Port out of range 0-65535"),
-        ("http://h:abc", "not a URL: Port could not be cast to integer value as 'abc'"),
-        ("http://[x", "not a URL: Invalid IPv6 URL"),
+        ("http://h:99999", "not a URL: a host and a port from 0 to 65535 were expected"),
+        ("http://h:abc", "not a URL: a host and a port from 0 to 65535 were expected"),
+        ("http://[x", "not a URL: a host and a port from 0 to 65535 were expected"),
         ("http://user:pass@h", "credentials do not belong in the URL; use api_key"),
         ("http://user@h", "credentials do not belong in the URL; use api_key"),
         ("http://h/v1?x=1", "a base URL has no query and no fragment"),
@@ -252,7 +251,6 @@ def test_bad_urls(tmp_path: Path, url: str, fault: str) -> None:
     assert faults(tmp_path, f"primary: {{base_url: '{url}'}}\n") == [f"cp.yaml:1: primary.base_url: {fault}"]
 
 
-@pytest.mark.xfail(reason="bug: urlsplit overlooks white space; the URL is taken as it is and fails at every request")
 @pytest.mark.parametrize("url", [" http://h:8000", "http://h h:8000", "http://h:8000/v1 "])
 def test_white_space_in_a_url(tmp_path: Path, url: str) -> None:
     try:
@@ -327,7 +325,6 @@ def test_faults_of_the_command_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.xfail(reason="bug: places inside a list are looked up in the file only")
 def test_a_fault_inside_a_list_of_the_environment_is_not_the_file_s(tmp_path: Path) -> None:
     text = PRIMARY + "shadows:\n  - {name: good, base_url: http://x}\n"
     (fault,) = faults(tmp_path, text, {"COUNTERPROOF_SHADOWS": '[{"name": "BAD", "base_url": "http://x"}]'})
@@ -361,7 +358,6 @@ def test_a_variable_s_value_is_taken_as_it_is(tmp_path: Path) -> None:
     assert read(tmp_path, "primary: {base_url: http://h, model: $A}\n", env).primary.model == "$A"
 
 
-@pytest.mark.xfail(reason="bug: the contract's own example (a variable in a flow mapping) is not YAML for the reader")
 def test_the_contract_s_example_of_a_variable(tmp_path: Path) -> None:
     text = "primary: {base_url: http://vllm:8000/v1, api_key: ${PRIMARY_KEY}, logprobs: auto}\n"
     assert read(tmp_path, text, {"PRIMARY_KEY": SECRET}).primary.api_key is not None
@@ -406,7 +402,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value) == f"{path}: cannot be read: {why}"
 
 
-@pytest.mark.xfail(reason="bug: a traceback (TypeError, ValueError, RecursionError) instead of a line", strict=True)
 @pytest.mark.parametrize(
     "text",
     [
@@ -462,7 +457,6 @@ def test_secrets_of_the_environment_are_not_in_errors(tmp_path: Path) -> None:
     assert SECRET not in "\n".join(faults(tmp_path, PRIMARY, bad))
 
 
-@pytest.mark.xfail(reason="bug: a value in the wrong place is repeated in the fault", strict=True)
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,6 +14,8 @@ from tests.proxy.serving import proxy
 from tests.standin import Faults, Script, StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat, post
 
+pytestmark = pytest.mark.slow
+
 TEXT = Script(text="Plain words, zażółć 👩‍💻 and more of them.")
 KINDS: dict[str, dict[str, Any]] = {
     "text": {},

@@ -126,7 +126,7 @@ def test_the_api_s_defaults() -> None:
 
 
 def test_odd_values_are_as_if_absent() -> None:
-    request = chat(model=7, stream="yes", tools=[None, {}, {"function": None}, tool(7), "x", tool("ok")])
+    request = chat(model=7, stream="perhaps", tools=[None, {}, {"function": None}, tool(7), "x", tool("ok")])
     assert (request.model, request.stream, request.tool_names) == ("", False, frozenset({"ok"}))
     assert chat(tools={"a": 1}).tools == []
     assert chat(messages="x").multimodal is False
@@ -219,7 +219,6 @@ def test_only_temperature_zero_asks_for_greedy(temperature: Any, expected: bool)
     assert chat(temperature=temperature).asks_greedy is expected
 
 
-@pytest.mark.xfail(reason="bug: an unhashable value of a client raises TypeError in the door", strict=True)
 @pytest.mark.parametrize(
     ("body", "name"),
     [

@@ -188,7 +188,6 @@ def test_reasoning_that_no_token_spells_says_nothing() -> None:
     assert call_start(choice("<think>", b"\xf0\x9f", "</think>", MARKER, reasoning="\ufffd")) is None
 
 
-@pytest.mark.xfail(reason="bug: a content that its closing markup spells is found there, and called exact")
 def test_content_that_the_closing_markup_spells_is_not_exact() -> None:
     start = call_start(choice("Hm", "</", "think", ">", "think", MARKER, *CALL, reasoning="Hm", lead="think"))
     assert start is not None

@@ -15,6 +15,8 @@ from shadow.wire import answers
 from tests.standin import GARBAGE, WRONG_SHAPE, Faults, Script, StandIn
 from tests.standin.asking_it import TOLD, answer_of, chat, client, post
 
+pytestmark = pytest.mark.slow
+
 SCORE = ((1, 5), (11, 12))
 
 

@@ -14,6 +14,8 @@ from tests.standin import Call, Faults, Model, Script, StandIn, Tokenizer
 from tests.standin.asking_it import LEAD, PARIS, ROME, TOLD, TOOLS, answer_of, chat, client, known, post
 from tests.standin.hermes import Stream, parse, split_reasoning
 
+pytestmark = pytest.mark.slow
+
 # --- the model --------------------------------------------------------------------------------------------------------
 
 

@@ -193,7 +193,6 @@ def test_text_that_ends_before_its_value_does_is_unclosed(text: str) -> None:
     assert parse_arguments(text).problem == "unclosed"
 
 
-@pytest.mark.xfail(reason="bug: a cut inside a literal, a number or a \\u escape is called not_json")
 @pytest.mark.parametrize(
     "text",
     ['{"a": tru', '{"a": n', '{"a": -', '{"a": 1.', '{"a": 1e', '{"a": 1e+', '{"a": "\\u12', '{"a": "\\ud83d\\u'],
@@ -260,7 +259,6 @@ def test_keys_that_are_written_differently_are_one_key() -> None:
     assert not parse_arguments('{"a": {"a": 1}, "b": {"a": 1}}').duplicate_keys
 
 
-@pytest.mark.xfail(reason="bug: Decimal's exponent limit; a JSON number beyond it is called not_json")
 def test_a_number_with_a_monstrous_exponent_is_json() -> None:
     assert parse_arguments('{"a": 1e99999999999999999999}').problem is None
 
@@ -312,39 +310,32 @@ def test_tolerance_is_a_grid() -> None:
     assert not same({"t": Decimal("1.2")}, {"t": Decimal("1.3")}, ComparePolicy())
 
 
-def test_a_policy_knows_whether_it_is_exact() -> None:
-    assert ComparePolicy().exact
-    assert not any(
-        policy.exact
-        for policy in (
-            ComparePolicy(ignore=("/a",)),
-            ComparePolicy(unordered=("/a",)),
-            ComparePolicy(casefold=("/a",)),
-            ComparePolicy(tolerance=Decimal("0.1")),
-        )
-    )
-
-
-@pytest.mark.xfail(reason="bug: the quotient is rounded to 28 digits", raises=AssertionError)
 def test_tolerance_does_not_merge_long_numbers() -> None:
     policy = ComparePolicy(tolerance=Decimal("0.01"))
     assert not same({"account": Decimal(10**31 + 2)}, {"account": Decimal(10**31 + 3)}, policy)
 
 
-@pytest.mark.xfail(reason="bug: decimal.Overflow is no InvalidOperation", strict=True)
 def test_tolerance_bears_numbers_near_the_end_of_what_decimals_hold() -> None:
     policy = ComparePolicy(tolerance=Decimal("1e-10"))
     value = parse_arguments('{"a": 1e999999}').value
     assert same(value, copy.deepcopy(value), policy)
 
 
-@pytest.mark.xfail(reason="bug: diff ignores at the root, canonical does not")
-def test_an_ignored_root_is_ignored_by_the_canonical_form_too() -> None:
-    policy = ComparePolicy(ignore=("",))
-    assert same({"a": 1}, {"a": 2}, policy) == (canonical({"a": 1}, policy) == canonical({"a": 2}, policy))
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"ignore": ("",)},
+        {"ignore": ("reason",)},
+        {"casefold": ("a/b",)},
+        {"unordered": ("x",)},
+        {"tolerance": Decimal(-1)},
+    ],
+)
+def test_a_policy_that_would_compare_nothing_or_nonsense_is_refused(policy: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"JSON pointer|root|tolerance"):
+        ComparePolicy(**policy)
 
 
-@pytest.mark.xfail(reason="bug: what is no JSON pointer is read as the root, so that nothing at all is compared")
 def test_a_path_without_a_slash_does_not_ignore_everything() -> None:
     try:
         found = diff({"device": "a"}, {"device": "b"}, ComparePolicy(ignore=("reason",)))

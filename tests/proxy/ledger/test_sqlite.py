@@ -173,7 +173,6 @@ def test_an_exchange_is_found_by_an_unambiguous_beginning_of_its_id(path: Path, 
         assert [found("ab"), found("abc12"), found("ABC"), found("%"), found("_bc1"), found("nope")] == [None] * 6
 
 
-@pytest.mark.xfail(reason="bug: a whole id that begins another one is called ambiguous")
 def test_a_whole_id_is_never_ambiguous(path: Path, ledger: Ledger) -> None:
     ledger.exchange(record("ab"))
     ledger.exchange(record("abc"))
@@ -257,7 +256,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         Ledger(tmp_path / "none" / "ledger.db")
 
 
-@pytest.mark.xfail(reason="bug: any SQLite file without a version is taken for a new ledger", strict=True)
 def test_another_program_s_database_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE mine (x)")
@@ -348,23 +346,30 @@ def test_closing_twice_is_closing(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["\ud83d", {"\udcff": 1}, 2**64, [-(2**70)], {"deep": [[[2**100]]]}],
+    ("value", "kept"),
+    [
+        ("\ud83d", "?"),
+        ({"\udcff": 1}, {"?": 1}),
+        (2**64, float(2**64)),
+        ([-(2**70)], [-float(2**70)]),
+        ({"deep": [[[2**100]]]}, {"deep": [[[float(2**100)]]]}),
+    ],
     ids=["text", "key", "2**64", "-2**70", "deep"],
 )
-def test_a_request_that_cannot_be_written_is_left_out_of_its_record(path: Path, ledger: Ledger, value: Any) -> None:
+def test_a_request_that_no_fast_writer_takes_is_kept_all_the_same(
+    path: Path, ledger: Ledger, value: Any, kept: Any
+) -> None:
     ledger.exchange(record("a", request={"model": "m", "x": value}))
     ledger.exchange(record("b", request={"model": "m", "x": 2**63}))
     ledger.close()
     with LedgerReader(path) as reader:
         a, b = reader.exchange("a"), reader.exchange("b")
-    assert a == record("a") | {"examinations": []}
+    assert a == record("a", request={"model": "m", "x": kept}) | {"examinations": []}
     assert b is not None
     assert b["request"]["x"] == 2**63
     assert ledger.lost == 0
 
 
-@pytest.mark.xfail(reason="bug: a lone surrogate anywhere but in the request raises TypeError", raises=TypeError)
 @pytest.mark.parametrize("content", [Content.REDACTED, Content.FULL])
 def test_half_a_character_in_a_model_s_arguments_is_kept_or_replaced(
     path: Path, ledger: Ledger, content: Content
@@ -379,7 +384,6 @@ def test_half_a_character_in_a_model_s_arguments_is_kept_or_replaced(
     assert ids(path, verdict="mismatch") == ["a"]
 
 
-@pytest.mark.xfail(reason="bug: what comes after close is neither written nor counted")
 def test_what_comes_after_close_is_counted(path: Path) -> None:
     ledger = Ledger(path)
     ledger.close()

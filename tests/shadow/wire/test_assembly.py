@@ -69,7 +69,6 @@ def test_the_same_index_with_another_id_is_another_call() -> None:
     )
 
 
-@pytest.mark.xfail(reason="bug: going back to an id under a shared index opens a third, nameless call")
 def test_a_known_id_under_a_shared_index_goes_on_with_its_call() -> None:
     assert calls_of(delta(0, "a", "f", "1"), delta(0, "b", "g", "2"), delta(0, "a", text="3")) == (
         ToolCall("f", "13", "a"),
@@ -86,7 +85,7 @@ def test_a_repeated_name_is_said_once_and_a_name_in_pieces_is_joined() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [({"x": [1, None]}, '{"x":[1,null]}'), ({}, "{}"), ([1], "[1]"), (None, ""), (7, ""), (True, "")],
+    [({"x": [1, None]}, '{"x": [1, null]}'), ({}, "{}"), ([1], "[1]"), (None, ""), (7, ""), (True, "")],
 )
 def test_arguments_as_a_value(value: Any, text: str) -> None:
     assert calls_of({"index": 0, "function": {"name": "f", "arguments": value}}) == (ToolCall("f", text),)
@@ -161,7 +160,6 @@ def test_a_token_is_known_by_id_only_where_the_wire_says_so(token: Any, expected
     assert token_id(token) == expected
 
 
-@pytest.mark.xfail(reason="bug: an id that fits no array goes through, or raises ValueError beyond 4300 digits")
 @pytest.mark.parametrize("digits", ["9223372036854775808", "9" * 5000], ids=["2**63", "5000 digits"])
 def test_an_id_beyond_64_bits_is_no_id(digits: str) -> None:
     assert token_id(f"token_id:{digits}") == NO_ID
@@ -246,7 +244,6 @@ def test_text_entries_belong_by_position_only_where_each_token_has_one() -> None
     assert align([5, 6, 7], [unknown, six]) is None
 
 
-@pytest.mark.xfail(reason="bug: which of two equal ids an entry belongs to is guessed, not left open")
 def test_an_entry_that_fits_two_places_is_not_guessed() -> None:
     five, six = entry(5), entry(6)
     assert align([5, 5, 6], [five, six]) == [None, None, six]
@@ -368,9 +365,9 @@ def test_completions_logprobs_are_parallel_lists() -> None:
     assert [(token.id, token.text, token.candidates) for token in tokens] == [
         (5, None, [(5, -0.1), (9, -3.0)]),
         (6, None, []),
-        (NO_ID, None, [(NO_ID, -0.2), (NO_ID, -2.0)]),
+        (NO_ID, None, []),
     ]
-    assert [token.wins() for token in tokens] == [True, None, False]
+    assert [token.wins() for token in tokens] == [True, None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,254 @@
+"""What a reference says of an exchange, on stand-ins whose drift is known beforehand."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shadow.capabilities import Capabilities, discover
+from shadow.examine import Examination, examine
+from shadow.exchange import Dialect, Exchange, Request, Timings
+from shadow.wire import answers
+from tests.standin import Call, Faults, Script, StandIn
+from tests.standin.asking_it import LEAD, PARIS, TOLD, TOOLS, chat, client, post
+from validators import Word
+
+NEARLY = Script(text=LEAD, calls=(Call("send", '{"city": "Rome", "n": 1}'),), margin=0.04)
+CLEARLY = replace(NEARLY, margin=1.5)
+SAME_IN_OTHER_WORDS = Script(text=LEAD, calls=(Call("send", '{"n": 1.0,   "city": "Paris"}'),))
+
+
+async def exchange_with(engine: StandIn, **fields: Any) -> Exchange:
+    """A whole exchange with a primary, with ids and logprobs told."""
+    body = chat(tools=TOOLS) | fields
+    raw = await post(engine, TOLD | body)
+    answer = answers.read(Dialect.CHAT, raw, stream=bool(body.get("stream")))
+    return Exchange("cp-1", Request(Dialect.CHAT, body), answer, 200, 0.0, Timings(0, 0, 0), "c")
+
+
+def judged(
+    ours: Sequence[Script], theirs: Sequence[Script], can: dict[str, Any] | None = None, **fields: Any
+) -> Examination:
+    """What a reference with scripts `theirs` says of a primary with scripts `ours`; `can` takes abilities away."""
+
+    async def main() -> Examination:
+        async with StandIn(ours) as primary, StandIn(theirs) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary, **fields)
+            return await examine(exchange, engine, replace(abilities, **(can or {})), None)
+
+    return asyncio.run(main())
+
+
+def words(examination: Examination) -> list[str]:
+    return [finding.word.value for report in examination.choices for finding in report.findings]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"),
+    [
+        ([PARIS], [PARIS], Word.MATCH),
+        ([PARIS], [CLEARLY, PARIS], Word.MISMATCH),
+        ([PARIS], [NEARLY, PARIS], Word.NEAR_TIE),
+        ([replace(PARIS, sampled=frozenset({0})), CLEARLY], [CLEARLY, PARIS], Word.MISMATCH),
+    ],
+    ids=["the same", "a confident flip", "a near tie", "sampled a winner of neither"],
+)
+def test_the_word_for_a_call(ours: list[Script], theirs: list[Script], word: Word, stream: bool) -> None:  # noqa: FBT001
+    if word is Word.MISMATCH and ours[0].sampled:
+        word = Word.SAMPLED_CHOICE
+        ours = [CLEARLY, ours[0]]
+    result = judged(ours, theirs, stream=stream)
+    assert (result.outcome, words(result)) == ("compared", [word.value])
+    report = result.choices[0]
+    assert report.ways == ["score", "continue"]
+    assert report.start is not None
+    assert report.start.exact
+    regions = [position.region.value for position in report.positions]
+    assert regions == ["text"] * report.start.index + ["tool_call"] * (len(regions) - report.start.index)
+
+
+def test_a_call_in_other_words_matches_and_its_flips_are_still_counted() -> None:
+    result = judged([PARIS], [SAME_IN_OTHER_WORDS, PARIS])
+    assert words(result) == ["match"]
+    assert any(p.outcome == "flip" for p in result.choices[0].positions)
+
+
+def test_differences_are_named_by_pointers() -> None:
+    finding = judged([PARIS], [CLEARLY, PARIS]).choices[0].findings[0]
+    assert (finding.reason, [d.pointer for d in finding.differences]) == ("arguments", ["/city"])
+
+
+def test_a_reference_that_would_not_have_called() -> None:
+    text = Script(text=LEAD + "No call is needed here at all.")
+    finding = judged([PARIS], [text, PARIS]).choices[0].findings[0]
+    assert (finding.word, finding.reason) == (Word.MISMATCH, "no_call")
+
+
+@pytest.mark.parametrize(
+    ("can", "ways"),
+    [
+        ({"prompt_logprobs": False}, ["probe", "continue"]),
+        ({"chat_prompt_ids": False}, ["score", "replay"]),
+        ({"prompt_logprobs": False, "token_ids_in": False}, ["continue"]),
+    ],
+    ids=["no prompt logprobs", "no prompt ids on chat", "no ids in"],
+)
+def test_an_engine_is_asked_in_the_ways_that_it_can(can: dict[str, Any], ways: list[str]) -> None:
+    result = judged([PARIS], [PARIS], can)
+    assert (result.choices[0].ways, words(result)) == (ways, ["match"])
+
+
+def test_another_call_from_the_start_says_nothing_without_a_shared_history() -> None:
+    result = judged([PARIS], [CLEARLY, PARIS], {"chat_prompt_ids": False})
+    finding = result.choices[0].findings[0]
+    assert (finding.word, finding.reason) == (Word.UNVERIFIED, "no_shared_history")
+
+
+def test_where_texts_are_unknown_the_call_is_found_by_detokenizing() -> None:
+    async def main() -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn([CLEARLY, PARIS]) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            exchange.answer.choices[0].token_bytes = None
+            return await examine(exchange, engine, abilities, None)
+
+    report = asyncio.run(main()).choices[0]
+    assert report.start is not None
+    assert not report.start.exact
+    assert report.ways == ["score", "continue"]
+    assert report.findings[0].word is Word.MISMATCH
+
+
+def test_the_template_may_drift_and_that_is_its_own_finding() -> None:
+    async def main(messages: list[dict[str, str]]) -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn([PARIS]) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            exchange.request.body["messages"] = messages  # as if the reference's template wrote them otherwise
+            return await examine(exchange, engine, abilities, None)
+
+    assert asyncio.run(main([{"role": "user", "content": "Hello, host!"}])).prompt_differs is False
+    drifted = asyncio.run(main([{"role": "user", "content": "Hello,  host!"}]))
+    assert (drifted.prompt_differs, words(drifted)) == (True, ["match"])
+
+
+FAILURES = {
+    "500": (Faults(status=500), "failed", "server_error"),
+    "garbage": (Faults(body=b"<html>"), "failed", "garbage"),
+    "another shape": (Faults(body=b'{"choices": 3}'), "failed", "garbage"),
+    "400": (Faults(status=400), "not_comparable", "refused"),
+    "all-zero logprobs": (Faults(logprobs="zero"), "failed", "garbage"),
+    "null logprobs": (Faults(logprobs="null"), "failed", "garbage"),
+    "NaN in the JSON": (Faults(logprobs="nan"), "failed", "garbage"),
+    "closed": (Faults(close_before_byte=True), "failed", "unreachable"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failing_reference_is_no_divergence(name: str) -> None:
+    faults, outcome, reason = FAILURES[name]
+
+    async def main() -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn([PARIS]) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            reference.faults = faults
+            return await examine(exchange, engine, abilities, None)
+
+    result = asyncio.run(main())
+    assert (result.outcome, result.reason) == (outcome, reason)
+    assert [(f.word, f.reason) for report in result.choices for f in report.findings] == [(Word.UNVERIFIED, reason)]
+    assert not [p for report in result.choices for p in report.positions]
+
+
+def test_a_call_that_only_continue_could_not_verify_keeps_its_positions() -> None:
+    async def main() -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn([PARIS]) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            reference.faults = Faults(status=503, only=lambda path, _body: path.endswith("/chat/completions"))
+            return await examine(exchange, engine, abilities, None)
+
+    result = asyncio.run(main())
+    assert (result.outcome, result.choices[0].ways) == ("compared", ["score"])
+    assert [(f.word, f.reason) for f in result.choices[0].findings] == [(Word.UNVERIFIED, "server_error")]
+
+
+def test_an_engine_that_ignores_the_ids_is_not_believed() -> None:
+    async def main() -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn([PARIS], tokenizer_shift=3) as other, client(other) as engine:
+            abilities: Capabilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            request = Request(Dialect.CHAT, exchange.request.body | {"messages": []})
+            exchange.request = request
+            return await examine(exchange, engine, replace(abilities, max_model_len=None), None)
+
+    result = asyncio.run(main())
+    assert result.outcome in {"failed", "not_comparable", "compared"}
+    assert words(result) != ["match"]
+
+
+def test_a_full_context_is_scored_but_for_its_last_position_which_is_probed() -> None:
+    async def main() -> tuple[Examination, int]:
+        async with StandIn(ends=False) as primary, StandIn(max_model_len=60) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary, tools=None, tool_choice=None, max_tokens=8)
+            choice = exchange.answer.choices[0]
+            assert choice.prompt_ids is not None
+            room = 60 - len(choice.prompt_ids)
+            exchange = await exchange_with(primary, tools=None, tool_choice=None, max_tokens=room)
+            return await examine(exchange, engine, abilities, None), room
+
+    result, room = asyncio.run(main())
+    assert (result.outcome, result.choices[0].ways) == ("compared", ["score", "probe"])
+    assert [p.index for p in result.choices[0].positions] == list(range(room))
+
+
+FORGED = {
+    "vllm_xargs": {"forced_ids": [1, 2, 3]},
+    "kv_transfer_params": {"prompt_token_ids": [5, 6, 7]},
+    "cache_salt": "salt",
+    "priority": -100,
+    "request_id": "chosen",
+    "user": "someone",
+    "metadata": {"a": "b"},
+    "seed": 4,
+    "temperature": 1.5,
+    "n": 3,
+    "stream_options": {"include_usage": True},
+}
+
+
+def test_a_client_cannot_steer_slow_or_read_the_reference() -> None:
+    async def main() -> list[bytes]:
+        async with StandIn([PARIS]) as primary, StandIn([PARIS]) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            exchange.request.body.update(FORGED)
+            reference.received.clear()
+            await examine(exchange, engine, replace(abilities, chat_prompt_ids=True), None)
+            for_continue = [r.body for r in reference.received]
+            reference.received.clear()
+            await examine(exchange, engine, replace(abilities, chat_prompt_ids=False), None)
+            assert not any(b"kv_transfer_params" in r.body for r in reference.received)
+            return for_continue + [r.body for r in reference.received]
+
+    bodies = asyncio.run(main())
+    assert bodies
+    for body in bodies:
+        for name in (
+            "vllm_xargs",
+            "cache_salt",
+            "priority",
+            "request_id",
+            "user",
+            "metadata",
+            "seed",
+        ):
+            assert f'"{name}":'.encode() not in body
+        assert b"[5,6,7]" not in body
+        assert b'"temperature":0' in body or b'"messages"' in body

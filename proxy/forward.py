@@ -173,10 +173,17 @@ class Forwarder:
             return
         if not isinstance(value, dict):
             return
-        request = Request(dialect, value)
+        try:
+            self._plan(passage, Request(dialect, value))
+        except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
+            passage.request = passage.injection = passage.copy = None
+            log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
+
+    def _plan(self, passage: _Passage, request: Request) -> None:
+        """Whether this exchange is in the sample, and what is put into it."""
         header = self._settings.conversation.header
         named = _header(passage.scope["headers"], header.lower().encode()) if header else None
-        passage.dialect, passage.request = dialect, request
+        passage.dialect, passage.request = request.dialect, request
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         if self._mirror.wants(request, passage.conversation):
             passage.copy = []

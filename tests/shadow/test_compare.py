@@ -1,4 +1,3 @@
-import time
 from decimal import Decimal
 from typing import Any
 
@@ -225,12 +224,6 @@ def test_without_tools_nothing_can_leak() -> None:
     "bomb",
     ["{", '{"a":', "[{", '{"', '{"name": "ping", "x": ', '{"a": "', "{}", '{"a": [', '{ "' + "x" * 50],
 )
+@pytest.mark.timeout(60)
 def test_a_text_of_braces_costs_no_more_than_its_length(bomb: str) -> None:
-    def seconds(count: int) -> float:
-        text = bomb * count
-        began = time.process_time()
-        leaked_calls(text, NAMES)
-        return time.process_time() - began
-
-    seconds(1_000)
-    assert seconds(40_000) < 12 * max(seconds(10_000), 0.004)
+    assert leaked_calls(bomb * 100_000, NAMES) in ([], ["ping"])

@@ -19,6 +19,8 @@ NEARLY = Script(text=LEAD, calls=(Call("send", '{"city": "Rome", "n": 1}'),), ma
 CLEARLY = replace(NEARLY, margin=1.5)
 SAME_IN_OTHER_WORDS = Script(text=LEAD, calls=(Call("send", '{"n": 1.0,   "city": "Paris"}'),))
 
+pytestmark = pytest.mark.slow
+
 
 async def exchange_with(engine: StandIn, **fields: Any) -> Exchange:
     """A whole exchange with a primary, with ids and logprobs told."""

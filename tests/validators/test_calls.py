@@ -2,7 +2,6 @@ import copy
 import itertools
 import json
 import random
-import time
 from collections import Counter
 from decimal import Decimal
 from typing import Any
@@ -476,15 +475,11 @@ def test_a_permutation_of_the_same_calls_matches_entirely(calls: list[ToolCall],
     assert [kind for kind, *_ in kinds(calls, other)] == ["match"] * len(calls)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 def test_many_parallel_calls_are_matched_without_comparing_each_with_each() -> None:
-    def seconds(count: int) -> float:
-        calls = [ToolCall("f", json.dumps({"x": i})) for i in range(count)]
-        began = time.process_time()
-        assert {match.kind for match in match_calls(calls, calls[::-1])} == {"match"}
-        return time.process_time() - began
-
-    seconds(100)
-    assert seconds(2_000) < 12 * max(seconds(500), 0.005)
+    calls = [ToolCall("f", json.dumps({"x": i})) for i in range(30_000)]  # each with each would take an hour
+    assert {match.kind for match in match_calls(calls, calls[::-1])} == {"match"}
 
 
 # One row of reference/adversarial.md each, as the text that reaches the comparison.

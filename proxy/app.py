@@ -45,7 +45,8 @@ class Recorder:
         """A shadow was asked."""
         self._metrics.examined(exchange, examination, lag)
         if self._ledger:
-            self._ledger.examination(exchange.id, examination_record(examination, self._content), lag)
+            record = examination_record(examination, self._content, exchange.request.tool_names)
+            self._ledger.examination(exchange.id, record, lag)
 
 
 class Service:

@@ -7,7 +7,7 @@ the last byte has gone to the client.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +33,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-DIALECTS = {b"/v1/chat/completions": Dialect.CHAT, b"/v1/completions": Dialect.COMPLETIONS}
-"""The paths whose exchanges may be compared."""
+DIALECTS = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
+"""The (decoded) paths whose exchanges may be compared."""
 
 # RFC 9110, section 7.6.1: these belong to one connection, not to the message.
 _HOP_BY_HOP = frozenset(
@@ -50,7 +50,12 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_MAX_BUFFERED = 64 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
+_MAX_BUFFERED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
+_KEEP_ALIVE_S = 3.0  # below vLLM's own 5 s: a connection is not used when its other end is just closing it
+_EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
+# Answers that say "not now", and nothing of what was injected.
+_NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
+_PLAIN_FOR_S = 600.0  # how long a model is left plain after an injected request failed where a plain one did not
 
 
 class ClientLeftError(Exception):
@@ -102,7 +107,7 @@ class Forwarder:
         self._root = settings.primary.base_url.removesuffix("/v1").encode()
         key = settings.primary.api_key
         self._authorization = b"Bearer " + key.get_secret_value().encode() if key else None
-        self._plain_models: set[str] = set()
+        self._plain_until: dict[str, float] = {}
         self._tasks = Tasks("door")
         self._session: aiohttp.ClientSession | None = None
 
@@ -113,7 +118,7 @@ class Forwarder:
             total=None, sock_connect=primary.connect_timeout, sock_read=primary.read_timeout
         )
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=timeout,
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -130,8 +135,8 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if scope["type"] == "websocket":
-            await _refuse_websocket(receive, send)
+        if (_header(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
+            await _refuse_websocket(send)
             return
         passage = _Passage(f"cp-{uuid.uuid4().hex}", scope)
         try:
@@ -143,21 +148,19 @@ class Forwarder:
             self._record(passage)
 
     async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
-        body: bytes | AsyncIterator[bytes] | None
-        dialect = DIALECTS.get(passage.path) if passage.scope["method"] == "POST" else None
+        body: bytes | AsyncIterator[bytes] | None = None
+        uploaded = asyncio.Event()
+        dialect = DIALECTS.get(passage.scope["path"]) if passage.scope["method"] == "POST" else None
         if dialect is not None:
-            passage.body = body = await _read_all(receive)
+            passage.body = body = b"".join([part async for part in _stream(passage, receive, uploaded)])
             self._understand(passage, dialect)
         elif _has_body(passage.scope["headers"]):
-            body = _stream(receive)
+            body = _stream(passage, receive, uploaded)
         else:
-            body = None
-        if isinstance(body, AsyncIterator):  # `receive` is still in use; a client that leaves ends the upload itself
-            await self._forward(passage, body, send)
-            return
+            uploaded.set()
         answering = self._tasks.start("answer", self._forward(passage, body, send))
         try:
-            await _until_answered_or_left(passage, answering, receive, self._tasks)
+            await _until_answered_or_left(passage, answering, _left(receive, uploaded), self._tasks)
         except asyncio.CancelledError:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
@@ -166,6 +169,9 @@ class Forwarder:
     def _understand(self, passage: _Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
         if _header(passage.scope["headers"], b"content-encoding"):
+            return
+        if len(passage.body) > int(self._settings.mirror.max_body_bytes):
+            self._mirror.skip("too_large")
             return
         try:
             value = orjson.loads(passage.body)
@@ -188,20 +194,22 @@ class Forwarder:
         if self._mirror.wants(request, passage.conversation):
             passage.copy = []
         if passage.copy is not None and self._mirror.ready:
-            passage.injection = plan(request, passage.body, self._level(request.model), self._k())
+            can = self._mirror.primary.can
+            level, k = self._level(request.model), can.max_logprobs if can else 0
+            longest = can.max_model_len if can else None
+            passage.injection = plan(request, passage.body, level, k, room=_MAX_BUFFERED, longest=longest)
 
     def _level(self, model: str) -> Level:
-        return Level.OFF if model in self._plain_models else self._settings.primary.level
-
-    def _k(self) -> int:
-        can = self._mirror.primary.can
-        return can.max_logprobs if can else 0
+        plain = time.monotonic() < self._plain_until.get(model, 0.0)
+        return Level.OFF if plain else self._settings.primary.level
 
     async def _forward(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None, send: Send) -> None:
         try:
             async with await self._ask(passage, body) as response:
                 await self._relay(passage, response, send)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  (the client gets an answer, or a connection that breaks)
+            if passage.problem == "client_left":  # in the middle of its upload, whatever the HTTP client made of that
+                raise ClientLeftError from None
             if passage.status:  # headers are out: only a broken connection says that the answer is not whole
                 # (an ASGI server closes the connection of an answer that is not completed)
                 passage.problem = "upstream_broke"
@@ -218,16 +226,19 @@ class Forwarder:
             response.release()
             passage.injection = None
             plain = await self._send(passage, body)
-            if plain.status < 400 and passage.request is not None:
+            if plain.status < 400 and response.status not in _NOT_NOW and passage.request is not None:
                 self._switch_off(passage.request.model, response.status)
             return plain
         return await self._send(passage, body)
 
     def _switch_off(self, model: str, status: int) -> None:
-        self._plain_models.add(model)
+        self._plain_until[model] = time.monotonic() + _PLAIN_FOR_S
         self._metrics.injection_refused(model)
         log.warning(
-            "the primary refuses injected requests; they are sent plain from now on", model=model, status=status
+            "the primary refused an injected request: sent plain for a while",
+            model=model[:100],
+            status=status,
+            seconds=_PLAIN_FOR_S,
         )
 
     async def _send(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
@@ -294,7 +305,10 @@ class Forwarder:
             if size > _MAX_BUFFERED:
                 raise aiohttp.ClientPayloadError("an answer too large to be edited")
         body = b"".join(parts)
-        edited = injection.nulls.apply(body)
+        if len(body) > _EDIT_ASIDE:
+            edited = await asyncio.to_thread(injection.nulls.apply, body)
+        else:
+            edited = injection.nulls.apply(body)
         return body if edited is None else edited
 
     async def _relay_events(
@@ -416,14 +430,14 @@ class Forwarder:
 
 
 async def _until_answered_or_left(
-    passage: _Passage, answering: asyncio.Task[None], receive: Receive, tasks: Tasks
+    passage: _Passage, answering: asyncio.Task[None], left: Coroutine[Any, Any, None], tasks: Tasks
 ) -> None:
     """Waits for the answer; a client that leaves first ends it.
 
     Raises:
         ClientLeftError: it left.
     """
-    leaving = tasks.start("watch", _left(receive))
+    leaving = tasks.start("watch", left)
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done() and not passage.finished:
@@ -435,18 +449,15 @@ async def _until_answered_or_left(
         leaving.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _left(receive: Receive, uploaded: asyncio.Event) -> None:
+    """Returns when the client has gone; while it still sends its body, `_stream` is the one that listens."""
+    await uploaded.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _read_all(receive: Receive) -> bytes:
-    parts = [part async for part in _stream(receive)]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _stream(receive: Receive) -> AsyncIterator[bytes]:
-    """The request's body as it comes.
+async def _stream(passage: _Passage, receive: Receive, uploaded: asyncio.Event) -> AsyncIterator[bytes]:
+    """The request's body as it comes; `uploaded` is set at its end.
 
     Raises:
         ClientLeftError: the client left before its end.
@@ -454,10 +465,12 @@ async def _stream(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
+            passage.problem = "client_left"
             raise ClientLeftError
         if body := message.get("body", b""):
             yield body
         if not message.get("more_body", False):
+            uploaded.set()
             return
 
 
@@ -475,8 +488,8 @@ def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[by
     )
 
 
-async def _refuse_websocket(receive: Receive, send: Send) -> None:
+async def _refuse_websocket(send: Send) -> None:
     """501: no dialect that is compared speaks web sockets."""
-    await receive()
-    await send({"type": "websocket.http.response.start", "status": 501, "headers": [(b"content-length", b"0")]})
-    await send({"type": "websocket.http.response.body", "body": b"", "more_body": False})
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 501, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

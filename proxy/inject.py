@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.cut import NotJsonError, Nulls, set_members
+from shadow.ask import client_limit
 from shadow.exchange import Dialect, Request
 from shadow.wire import sse
 
@@ -16,6 +17,7 @@ _CHAT_TOP = frozenset({b"prompt_token_ids"})
 _CHAT_CHOICE = frozenset({b"token_ids"})
 _COMPLETIONS_CHOICE = frozenset({b"prompt_token_ids", b"token_ids"})
 _LOGPROBS = frozenset({b"logprobs"})
+_BYTES_PER_TOKEN = 1000  # of one position with five candidates; about 700 were seen
 
 
 class Level(StrEnum):
@@ -34,15 +36,19 @@ class Injection:
     nulls: Nulls
 
 
-def plan(request: Request, body: bytes, level: Level, k: int) -> Injection | None:
+def plan(
+    request: Request, body: bytes, level: Level, k: int, *, room: int | None = None, longest: int | None = None
+) -> Injection | None:
     """What to send in place of `body`, or None where nothing may or need be put in.
 
-    `k` is how many candidates the engine gives at most per position (at least 2 for a winner to show).
+    `k` is how many candidates the engine gives at most per position (at least 2 for a winner to show). An answer that
+    is not streamed must be edited as a whole, in `room` bytes: where its logprobs might not fit (`longest` tokens a
+    choice, if the client set no limit), ids alone are asked for.
     """
     if level is Level.OFF or not _may(request):
         return None
     ids = not request.client_token_ids
-    logprobs = level is Level.FULL and k >= 2 and _may_add_logprobs(request)
+    logprobs = level is Level.FULL and k >= 2 and _may_add_logprobs(request) and _fits(request, room, longest)
     members: dict[bytes, bytes] = {}
     if ids:
         members[b"return_token_ids"] = b"true"
@@ -62,6 +68,14 @@ def _may(request: Request) -> bool:
     body = request.body
     changes = body.get("echo") or body.get("logprob_token_ids") or body.get("use_beam_search")
     return not changes and not request.multimodal and not request.hides_reasoning
+
+
+def _fits(request: Request, room: int | None, longest: int | None) -> bool:
+    tokens = client_limit(request) or longest
+    if request.stream or room is None or tokens is None:
+        return True
+    choices = request.body.get("n")
+    return tokens * (choices if type(choices) is int and choices > 0 else 1) * _BYTES_PER_TOKEN <= room
 
 
 def _may_add_logprobs(request: Request) -> bool:

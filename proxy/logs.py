@@ -19,6 +19,15 @@ def _no_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
     return event
 
 
+def _no_exception_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Exceptions are logged by type: their messages and tracebacks can hold content."""
+    info = event.pop("exc_info", None)
+    kind = info[0] if isinstance(info, tuple) else type(info) if isinstance(info, BaseException) else None
+    if kind is not None:
+        event["error"] = kind.__name__
+    return event
+
+
 class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return record.getMessage() != _NOT_FINISHED
@@ -31,6 +40,7 @@ def configure(level: str, style: Literal["auto", "json", "console"]) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _no_exception_text,
         _no_secrets,
     ]
     renderer: structlog.types.Processor = (
@@ -40,7 +50,6 @@ def configure(level: str, style: Literal["auto", "json", "console"]) -> None:
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared))

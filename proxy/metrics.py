@@ -3,12 +3,14 @@
 Label values are bounded: a tool or model beyond a limit becomes `other`. No content, no ids, no keys.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as Total
 from prometheus_client.exposition import choose_encoder
 
-from shadow.divergence import Outcome, Position, flips, window
+from shadow.divergence import Outcome, flips, window
 from shadow.examine import ChoiceReport, Examination
 from shadow.exchange import Exchange
 from shadow.reference import Peer, Reference, State
@@ -30,11 +32,11 @@ class Bounded:
         self._limit = limit
         self._known: set[str] = set()
 
-    def __call__(self, value: str) -> str:
-        """The value, or `other`."""
+    def __call__(self, value: str, *, admit: bool = True) -> str:
+        """The value, or `other`; without `admit` only if it is known already."""
         if value in self._known:
             return value
-        if len(self._known) >= self._limit or not value or len(value) > 128:
+        if not admit or len(self._known) >= self._limit or not value or len(value) > 128:
             return OTHER
         self._known.add(value)
         return value
@@ -47,7 +49,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._tool, self._model = Bounded(tools), Bounded(models)
         registry = self.registry
-        self._requests = Counter(
+        self._requests = Total(
             "counterproof_requests",
             "Requests answered to clients.",
             ["dialect", "model", "code", "stream"],
@@ -74,7 +76,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._mirror = Counter(
+        self._mirror = Total(
             "counterproof_mirror",
             "What became of each answered exchange, per shadow.",
             ["shadow", "outcome", "reason"],
@@ -93,19 +95,19 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._positions = Counter(
+        self._positions = Total(
             "counterproof_positions",
             "Output positions looked at by teacher forcing on the primary's token history.",
             ["shadow", "model", "region", "window", "basis"],
             registry=registry,
         )
-        self._flips = Counter(
+        self._flips = Total(
             "counterproof_flips",
             "Positions whose top-1 differs from the reference; near_tie: by less than 0.1 nats of the reference's.",
             ["shadow", "model", "region", "window", "basis", "margin"],
             registry=registry,
         )
-        self._undetermined = Counter(
+        self._undetermined = Total(
             "counterproof_undetermined",
             "Positions under a grammar of which nothing can be said.",
             ["shadow", "model", "region", "window"],
@@ -118,19 +120,19 @@ class Metrics:
             buckets=_TOKENS,
             registry=registry,
         )
-        self._calls = Counter(
+        self._calls = Total(
             "counterproof_tool_calls",
             "Tool calls by verdict; shadow `none` for what needs no reference.",
             ["model", "tool", "shadow", "verdict"],
             registry=registry,
         )
-        self._prompt_differs = Counter(
+        self._prompt_differs = Total(
             "counterproof_prompt_differs",
             "Exchanges whose messages the shadow's own template turns into other prompt ids.",
             ["shadow", "model"],
             registry=registry,
         )
-        self._injection_off = Counter(
+        self._injection_off = Total(
             "counterproof_injection_refused",
             "Injected requests that the primary answered with an error and that were repeated as the client sent them.",
             ["model"],
@@ -182,36 +184,44 @@ class Metrics:
 
     def findings(self, exchange: Exchange, findings: Sequence[tuple[int, Finding]]) -> None:
         """What was found without a reference."""
-        for _choice, finding in findings:
-            self._calls.labels(
-                self._model(exchange.request.model), self._tool(finding.tool), NO_SHADOW, finding.word.value
-            ).inc()
+        self._count_calls(exchange, NO_SHADOW, [finding for _choice, finding in findings])
 
     def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
         """A shadow's view of one exchange."""
-        shadow, model = examination.shadow, self._model(exchange.request.model)
+        shadow, model = examination.shadow, self._model_of(exchange)
         self._lag.labels(shadow).observe(max(0.0, lag))
         if examination.prompt_differs:
             self._prompt_differs.labels(shadow, model).inc()
         for report in examination.choices:
-            self._choice(shadow, model, report)
+            self._count_positions(shadow, model, report)
+            self._count_calls(exchange, shadow, report.findings)
+            if flipped := flips(report.positions):
+                self._first_divergence.labels(shadow, model).observe(flipped[0].index)
 
-    def _choice(self, shadow: str, model: str, report: ChoiceReport) -> None:
+    def _model_of(self, exchange: Exchange) -> str:
+        return self._model(exchange.request.model, admit=exchange.status < 400)
+
+    def _count_calls(self, exchange: Exchange, shadow: str, findings: Sequence[Finding]) -> None:
+        """By tool: only names that the request itself offered, since a model can make a name of anything."""
+        offered = exchange.request.tool_names
+        for finding in findings:
+            tool = self._tool(finding.tool) if finding.tool in offered else OTHER
+            self._calls.labels(self._model_of(exchange), tool, shadow, finding.word.value).inc()
+
+    def _count_positions(self, shadow: str, model: str, report: ChoiceReport) -> None:
+        """Counted by their labels first: a long answer has tens of thousands of positions and a handful of labels."""
+        seen: Counter[tuple[str, str, str, str | None]] = Counter()
         for position in report.positions:
-            self._position(shadow, model, report.prompt_tokens, position)
-        if flipped := flips(report.positions):
-            self._first_divergence.labels(shadow, model).observe(flipped[0].index)
-        for finding in report.findings:
-            self._calls.labels(model, self._tool(finding.tool), shadow, finding.word.value).inc()
-
-    def _position(self, shadow: str, model: str, prompt_tokens: int, position: Position) -> None:
-        where = (shadow, model, position.region.value, window(prompt_tokens + position.index))
-        if position.outcome is Outcome.UNDETERMINED:
-            self._undetermined.labels(*where).inc()
-            return
-        self._positions.labels(*where, position.basis.value).inc()
-        if (clarity := position.clarity()) is not None:
-            self._flips.labels(*where, position.basis.value, clarity.value).inc()
+            basis = "" if position.outcome is Outcome.UNDETERMINED else position.basis.value
+            where = window(report.prompt_tokens + position.index)
+            seen[position.region.value, where, basis, position.clarity()] += 1
+        for (region, where, basis, clarity), count in seen.items():
+            if not basis:
+                self._undetermined.labels(shadow, model, region, where).inc(count)
+                continue
+            self._positions.labels(shadow, model, region, where, basis).inc(count)
+            if clarity is not None:
+                self._flips.labels(shadow, model, region, where, basis, clarity).inc(count)
 
     def references(self, references: Sequence[Reference], primary: Peer) -> None:
         """Refreshes what is only true at the moment of a scrape."""

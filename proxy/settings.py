@@ -66,6 +66,17 @@ def _base_url(value: str) -> str:
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 """As OpenAI clients write it: `http://host:8000/v1`."""
 
+
+def _key(value: SecretStr) -> SecretStr:
+    secret = value.get_secret_value()
+    if not secret or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ValueError("a key is printable ASCII without spaces or line ends (one at the end of a file, perhaps?)")
+    return value
+
+
+Key = Annotated[SecretStr, AfterValidator(_key)]
+"""A bearer token that can stand in a header."""
+
 Rate = Annotated[float, Field(ge=0, le=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -89,7 +100,7 @@ class PrimarySettings(_Section):
     model: str | None = Field(
         default=None, description="the model asked about at start; default: the first that it serves"
     )
-    api_key: SecretStr | None = Field(default=None, description="replaces the client's Authorization header")
+    api_key: Key | None = Field(default=None, description="replaces the client's Authorization header")
     logprobs: Literal["auto", "ids", "off"] = Field(
         "auto",
         description="what is asked for beside the client's own wishes: token ids and logprobs, ids only, nothing",
@@ -113,7 +124,7 @@ class ShadowSettings(_Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     base_url: BaseUrl
     model: str | None = Field(default=None, description="the name it serves; default: its first")
-    api_key: SecretStr | None = None
+    api_key: Key | None = None
     role: Literal["reference", "twin"] = "reference"
     max_concurrency: int = Field(default=4, ge=1, le=256)
     timeout: Seconds = 120.0
@@ -229,6 +240,12 @@ class Settings(BaseSettings):
                     ("shadows", i, "base_url"),
                     "is the primary itself; an engine cannot give a second opinion on itself",
                 )
+        if self.primary.api_key and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
+            raise FaultAt(
+                ("listen", "host"),
+                "with primary.api_key an exposed data port would lend that key to everybody who reaches it; "
+                "keys of the clients' own cannot be configured yet",
+            )
         if self.listen.port == self.control.port and self.listen.port:
             raise FaultAt(("control", "port"), f"{self.control.port} is the data port already")
         return self

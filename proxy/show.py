@@ -88,6 +88,9 @@ def exchanges(records: Iterable[Record]) -> Table:
         when = dt.datetime.fromtimestamp(record["began_at"], dt.UTC).astimezone().strftime("%m-%d %H:%M:%S")
         tools = sorted({call.get("name", "?") for choice in record["choices"] for call in choice["calls"]})
         first = (record["id"][:11], when, record["model"], ", ".join(tools))
+        for finding in record["findings"]:
+            table.add_row(*first, "(none needed)", finding["reason"], word(finding["word"]), "")
+            first = ("", "", "", "")
         for examination in record["examinations"] or [None]:
             table.add_row(*first, *_examination_cells(examination))
             first = ("", "", "", "")
@@ -164,10 +167,11 @@ def side_by_side(record: Record, report: Record, shadow: str) -> Table:
     for name in ("", "primary", shadow):
         table.add_column(name, overflow="fold")
     calls: list[Record] = next((c["calls"] for c in record["choices"] if c["index"] == report["index"]), [])
-    theirs = list(report["reference_calls"])
+    theirs = report["reference_calls"]
     for finding in report["findings"]:
         ours = calls[finding["call"]] if finding["call"] is not None and finding["call"] < len(calls) else None
-        other = theirs.pop(0) if theirs else None
+        partner = finding.get("reference")
+        other = theirs[partner] if partner is not None and partner < len(theirs) else None
         table.add_row("verdict", word(finding["word"]), finding["reason"])
         table.add_row("tool", ours.get("name", "?") if ours else "–", other.get("name", "?") if other else "–")
         for name, left, right in _arguments(ours, other, finding):

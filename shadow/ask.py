@@ -35,6 +35,21 @@ _CHAT = (
     "mm_processor_kwargs",
 )
 _COMPLETIONS = ("prompt", "suffix", "response_format", "structured_outputs", "add_special_tokens")
+NOT_RENDERED = ("kv_transfer_params", "chat_template", "truncate_prompt_tokens")
+"""A request with one of these has a prompt of its own making: the reference's template says nothing about it."""
+TOKENIZED = (
+    "model",
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+)
+"""What /tokenize takes of a chat request."""
+NOT_TOKENIZED = ("reasoning_effort", "documents", "mm_processor_kwargs")
+"""What shapes a prompt and /tokenize does not take."""
+
 # What bends the choice or ends it, for both engines alike.
 _SAMPLING = (
     "max_tokens",
@@ -84,7 +99,8 @@ def continuation(request: Request, model: str, history: Sequence[int], *, used: 
     """
     body = allowed(request, model)
     limit = client_limit(request)
-    body.pop("max_completion_tokens", None)
+    for spent in ("max_completion_tokens", "truncate_prompt_tokens"):
+        body.pop(spent, None)
     body["max_tokens"] = max(1, limit - used) if limit is not None else 2 * expected + 256
     if isinstance(body.get("min_tokens"), int):
         body["min_tokens"] = max(0, body["min_tokens"] - used)

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import numpy as np
+
 from shadow import ask
 from shadow.engine import Engine, read_object
-from shadow.errors import Garbage, Refused
-from shadow.exchange import Dialect
+from shadow.errors import Failed, Garbage, Refused
+from shadow.exchange import NO_ID, Dialect
 from shadow.wire import answers
 from shadow.wire.assembly import ids_of
 
@@ -62,7 +64,8 @@ class Capabilities:
         raw = self.logprobs_mode is LogprobsMode.RAW
         ways = {
             "score": self.token_ids_in and self.prompt_logprobs,
-            "probe": self.token_ids_in and raw,
+            # Without a prefix cache every probe would be a whole prefill.
+            "probe": self.token_ids_in and raw and self.prefix_cache is not False,
             "continue": self.chat_prompt_ids,
             "replay": True,
         }
@@ -79,7 +82,9 @@ def refusal_as_pair(primary: Capabilities, reference: Capabilities) -> str | Non
     Token histories are compared by id: another tokenizer makes every id mean something else. A shorter context would
     silently leave out the long exchanges, where drift shows first.
     """
-    if primary.tokenizer and reference.tokenizer and primary.tokenizer != reference.tokenizer:
+    if not primary.tokenizer or not reference.tokenizer:
+        return "tokenizer_unknown: an engine does not tokenize, so that nobody knows whether its ids mean the same"
+    if primary.tokenizer != reference.tokenizer:
         return "tokenizer_differs: the reference's tokenizer gives other ids for the same texts"
     if primary.max_model_len and reference.max_model_len and reference.max_model_len < primary.max_model_len:
         return (
@@ -95,10 +100,10 @@ T = TypeVar("T")
 
 
 async def _tried(work: Awaitable[T]) -> T | None:
-    """The result, or None where the engine does not take that request or answers something else."""
+    """The result, or None where the engine does not take that request, fails on it or answers something else."""
     try:
         return await work
-    except (Refused, Garbage):
+    except (Refused, Failed, Garbage):
         return None
 
 
@@ -111,7 +116,7 @@ async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
     Raises:
         EngineError: the engine is not there, broken, or serves no model of the configured name.
     """
-    model, max_len = await _model(engine)
+    model, max_len = await served_model(engine)
     engine.model = model
     version = await _tried(engine.get("/version"))
     metrics = await _tried(engine.get("/metrics"))
@@ -157,7 +162,12 @@ def cache_info(metrics: str) -> dict[str, str]:
     return dict(_LABEL.findall(found.group(1))) if found else {}
 
 
-async def _model(engine: Engine) -> tuple[str, int | None]:
+async def served_model(engine: Engine) -> tuple[str, int | None]:
+    """The configured model (or the first that the engine serves) and its context in tokens.
+
+    Raises:
+        EngineError: the engine is away, or serves no such model.
+    """
     listed = read_object(await engine.get("/v1/models")).get("data")
     models = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
     wanted = engine.endpoint.model
@@ -183,13 +193,15 @@ async def logprobs_mode(engine: Engine, ids: tuple[int, ...]) -> LogprobsMode:
     before = await _tried(_completion(engine, ids))
     if before is None or before.top is None or len(before.top.ids[0]) < 2:
         return LogprobsMode.NONE
-    runner_up = next(int(t) for t in before.top.ids[0] if int(t) != before.token_ids[0])
+    runner_up = next((int(t) for t in before.top.ids[0] if (int(t),) != before.token_ids), NO_ID)
+    if runner_up == NO_ID:
+        return LogprobsMode.NONE
     after = await _tried(_completion(engine, ids, logit_bias={str(runner_up): 100}))
     if after is None or after.top is None or after.token_ids != (runner_up,):
         return LogprobsMode.NONE
-    moved = dict(zip(after.top.ids[0].tolist(), after.top.logprobs[0].tolist(), strict=True))[runner_up]
-    was = dict(zip(before.top.ids[0].tolist(), before.top.logprobs[0].tolist(), strict=True))[runner_up]
-    return LogprobsMode.RAW if abs(moved - was) < _RAW_TOLERANCE else LogprobsMode.PROCESSED
+    asked = np.array([runner_up], dtype=np.int64)
+    moved = float(after.top.logprob_of(asked)[0] - before.top.logprob_of(asked)[0])
+    return LogprobsMode.RAW if abs(moved) < _RAW_TOLERANCE else LogprobsMode.PROCESSED
 
 
 async def _max_logprobs(engine: Engine, ids: tuple[int, ...]) -> int:
@@ -234,4 +246,4 @@ async def _derender(engine: Engine, ids: tuple[int, ...]) -> bytes:
     return await engine.post("/v1/chat/completions/derender", body)
 
 
-__all__ = ["Capabilities", "LogprobsMode", "cache_info", "discover", "refusal_as_pair"]
+__all__ = ["Capabilities", "LogprobsMode", "cache_info", "discover", "refusal_as_pair", "served_model"]

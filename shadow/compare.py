@@ -52,11 +52,13 @@ def leaked_calls(content: str, names: frozenset[str]) -> list[str]:
     return found
 
 
-def explain(positions: Sequence[Position], threshold: float = NEAR_TIE_NATS) -> Word:
+def explain(positions: Sequence[Position], *, parted_closely: bool = False, threshold: float = NEAR_TIE_NATS) -> Word:
     """Why calls differ that were made on the same history, from the positions of the call's region.
 
     A confident flip, or anything that could not be determined: `mismatch`. Only near ties: `near_tie`. No flip at all
-    and the primary emitted something else than its own winner: `sampled_choice`.
+    and the primary emitted something else than its own winner: `sampled_choice`. No flip, every token its winner, and
+    the reference left that path at a place where it had both tokens within the threshold (`parted_closely`; an exact
+    tie is no flip): `near_tie` as well.
     """
     region = [p for p in positions if p.region is Region.TOOL_CALL]
     if not region or any(p.outcome in {Outcome.UNDETERMINED, Outcome.EXCLUDED} for p in region):
@@ -66,7 +68,9 @@ def explain(positions: Sequence[Position], threshold: float = NEAR_TIE_NATS) -> 
         return Word.MISMATCH
     if Margin.NEAR_TIE in clarities:
         return Word.NEAR_TIE
-    return Word.SAMPLED_CHOICE if any(p.emitted != p.primary_winner for p in region) else Word.MISMATCH
+    if any(p.emitted != p.primary_winner for p in region):
+        return Word.SAMPLED_CHOICE
+    return Word.NEAR_TIE if parted_closely else Word.MISMATCH
 
 
 def judge_calls(
@@ -86,10 +90,11 @@ def judge_calls(
     for match in match_calls(primary, reference, policy):
         call = primary[match.primary] if match.primary is not None else reference[match.reference or 0]
         if match.kind in {"match", "equivalent"}:
-            findings.append(Finding(Word(match.kind), call.name, match.primary))
+            findings.append(Finding(Word(match.kind), call.name, match.primary, reference=match.reference))
         else:
             kind = "no_call" if match.kind == "extra" and not reference else match.kind
-            findings.append(Finding(differing, call.name, match.primary, reason or kind, match.differences))
+            why = reason or kind
+            findings.append(Finding(differing, call.name, match.primary, why, match.differences, match.reference))
     return findings
 
 

@@ -9,23 +9,13 @@ import httpx2
 import orjson
 
 from shadow import ask
-from shadow.errors import Failed, Garbage, Refused, TimedOut, Unreachable
+from shadow.errors import EngineError, Failed, Garbage, Refused, TimedOut, Unreachable
 from shadow.exchange import Answer, Choice, Dialect, Request, TopK
 from shadow.wire import answers
 from shadow.wire.assembly import ids_of
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer without end is `Garbage`; scoring a long context takes tens of megabytes."""
-
-_TEMPLATE_FIELDS = (
-    "model",
-    "messages",
-    "tools",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +125,21 @@ class Engine:
         its own. Returns shape (len(output) - start, k). Unmasked.
         """
         # The first fills the cache with the history; the rest then computes at most a block of tokens each.
-        rows = [await self._probe([*prompt, *output[:start]])]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._probe([*prompt, *output[:i]]), name=f"probe:{self.name}:{i}")
-                for i in range(start + 1, len(output))
-            ]
+        rows = [await self._probe(prompt, output, start)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._probe(prompt, output, i), name=f"probe:{self.name}:{i}")
+                    for i in range(start + 1, len(output))
+                ]
+        except* EngineError as failed:
+            raise failed.exceptions[0] from None
         return ask.believable(TopK.of(rows + [task.result() for task in tasks]))
 
-    async def _probe(self, history: Sequence[int]) -> list[tuple[int, float]]:
+    async def _probe(self, prompt: Sequence[int], output: Sequence[int], i: int) -> list[tuple[int, float]]:
         async with self._slots:
-            return ask.read_probe(await self.post("/v1/completions", ask.probing(self.model, history)))
+            body = ask.probing(self.model, [*prompt, *output[:i]])
+            return ask.read_probe(await self.post("/v1/completions", body))
 
     async def go_on(self, request: Request, history: Sequence[int], *, used: int, expected: int, stream: bool = False
                     ) -> Choice:  # fmt: skip
@@ -183,20 +177,20 @@ class Engine:
             raise Garbage(f"{self.name}: the answer is {answer.problem or 'empty'}")
         return answer.choices[0]
 
-    async def prompt_ids(self, request: Request, *, render: bool) -> tuple[int, ...]:
-        """The ids that this engine's own template makes of a chat request: by its render route, else /tokenize."""
+    async def prompt_ids(self, request: Request, *, render: bool) -> tuple[int, ...] | None:
+        """The ids that this engine's own template makes of a chat request: by its render route, else /tokenize.
+
+        None where that cannot be said: the client's own ids or template made its prompt, or /tokenize lacks a field.
+        """
+        if any(request.body.get(name) is not None for name in ask.NOT_RENDERED):
+            return None
         body = ask.allowed(request, self.model)
         if render:
             return _ids(await self.post("/v1/chat/completions/render", body), "token_ids", self.name)
-        names = (
-            "model",
-            "messages",
-            "tools",
-            "chat_template_kwargs",
-            "add_generation_prompt",
-            "continue_final_message",
-        )
-        return _ids(await self.post("/tokenize", {n: body[n] for n in names if n in body}), "tokens", self.name)
+        if any(body.get(name) is not None for name in ask.NOT_TOKENIZED):
+            return None
+        kept = {name: body[name] for name in ask.TOKENIZED if name in body}
+        return _ids(await self.post("/tokenize", kept), "tokens", self.name)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text, without special tokens added."""

@@ -1,12 +1,13 @@
 """One exchange -> what a reference says of it: the one path that mirror, gate and offline acceptance take."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from shadow import compare
 from shadow.capabilities import Capabilities, LogprobsMode
-from shadow.divergence import Basis, Position, compare_positions, flips, primary_view
+from shadow.divergence import NEAR_TIE_NATS, Basis, Position, PrimaryView, compare_positions, flips, primary_view
 from shadow.engine import Engine
 from shadow.errors import EngineError, Refused
 from shadow.exchange import Choice, Dialect, Exchange, Region, Request, TopK
@@ -113,7 +114,7 @@ async def _examine(
         report = ChoiceReport(choice.index, calls=choice.calls)
         report.not_comparable = _choice_reason(request, choice)
         if report.not_comparable is None:
-            raw = primary is None or primary.logprobs_mode is not LogprobsMode.PROCESSED
+            raw = primary is None or primary.logprobs_mode is LogprobsMode.RAW
             await _Examiner(request, choice, engine, can, report, raw_logprobs=raw).run()
         elif choice.calls:
             report.findings = compare.unverified(choice.calls, report.not_comparable)
@@ -129,12 +130,13 @@ async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities)
     """Whether the reference's own template gives other ids: a drift of templates, never one of the model."""
     request = exchange.request
     prompt = next((c.prompt_ids for c in exchange.answer.choices.values() if c.prompt_ids is not None), None)
-    if request.dialect is not Dialect.CHAT or prompt is None or request.body.get("chat_template"):
+    if request.dialect is not Dialect.CHAT or prompt is None:
         return None
     try:
-        return await engine.prompt_ids(request, render=can.render) != prompt
+        theirs = await engine.prompt_ids(request, render=can.render)
     except EngineError:
         return None
+    return None if theirs is None else theirs != prompt
 
 
 class _Examiner:
@@ -155,21 +157,44 @@ class _Examiner:
         self.raw_logprobs = raw_logprobs
 
     async def run(self) -> None:
+        """Asks, and compares off the event loop: long answers and large calls take their time."""
         report, choice = self.report, self.choice
         report.prompt_tokens = len(self.prompt)
         if choice.calls:
-            report.start = call_start(choice) or await self._start_by_detokenizing()
-        view = primary_view(self.request, choice, regions(choice, report.start), raw_logprobs=self.raw_logprobs)
+            report.start = await asyncio.to_thread(call_start, choice) or await self._start_by_detokenizing()
+        view = await asyncio.to_thread(self._view)
         if (scored := await self._force()) is not None:
-            start, top = scored
-            report.positions = await asyncio.to_thread(compare_positions, view, top, start=start)
-            shown = {i for p in flips(report.positions) for i in (p.primary_winner, p.reference_winner, p.emitted)}
-            report.texts = {i: top.texts[i] for i in shown if i in top.texts}
+            await asyncio.to_thread(self._compare, view, *scored)
         own = await self._own_answer()
-        if own is not None and report.positions and own.top is not None:
-            self._overlay(compare_positions(view, self._until_divergence(own), start=self._anchor(), masked=True))
-        if choice.calls:
-            report.findings = self._judge(own)
+        if own is not None:
+            await asyncio.to_thread(self._conclude, view, own)
+        elif choice.calls and not report.findings:
+            report.findings = compare.unverified(choice.calls, "no_way_to_ask")
+
+    def _view(self) -> PrimaryView:
+        kinds = regions(self.choice, self.report.start)
+        return primary_view(self.request, self.choice, kinds, raw_logprobs=self.raw_logprobs)
+
+    def _compare(self, view: PrimaryView, start: int, top: TopK) -> None:
+        self.report.positions = compare_positions(view, top, start=start)
+        shown = {i for p in flips(self.report.positions) for i in (p.primary_winner, p.reference_winner, p.emitted)}
+        self.report.texts = {i: top.texts[i] for i in shown if i in top.texts}
+
+    def _conclude(self, view: PrimaryView, own: Choice) -> None:
+        """What the reference's own answer says: exact positions under a grammar, and the calls."""
+        shared = "continue" in self.report.ways
+        if shared and self.report.positions and own.top is not None:
+            exact = compare_positions(view, self._until_divergence(own.top, own), start=self._anchor(), masked=True)
+            better = {p.index: p for p in exact if p.basis is Basis.CONSTRAINED}
+            self.report.positions = [better.get(p.index, p) for p in self.report.positions]
+        if not self.choice.calls and not own.calls:
+            return
+        if shared:
+            word, reason = compare.explain(self.report.positions, parted_closely=self._parted_closely(own)), ""
+        else:  # other histories from the start: the same call countersigns, another one says nothing
+            word = Word.UNVERIFIED
+            reason = "no_call_start" if self.report.start is None else "no_shared_history"
+        self.report.findings = compare.judge_calls(self.choice.calls, own.calls, differing=word, reason=reason)
 
     async def _force(self) -> tuple[int, TopK] | None:
         """Teacher forcing: the whole answer by `score`, else what may be probed, the call's region first."""
@@ -229,32 +254,24 @@ class _Examiner:
         self.report.reference_calls = own.calls
         return own
 
-    def _until_divergence(self, own: Choice) -> TopK:
-        """The reference's candidates up to and including its first divergence: as long as histories are the same."""
-        top = own.top
-        assert top is not None
+    def _divergence(self, own: Choice) -> int:
+        """How many tokens of the reference's own answer are the primary's, from the anchor on."""
         theirs, ours = own.token_ids or (), self.output[self._anchor() :]
-        same = next(
-            (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
-        )
-        return top[: min(same + 1, len(ours))]
+        common = min(len(theirs), len(ours))
+        return next((i for i in range(common) if theirs[i] != ours[i]), common)
 
-    def _overlay(self, exact: Sequence[Position]) -> None:
-        """Puts masked comparisons in place of unmasked ones where a grammar bends the choice."""
-        if "continue" not in self.report.ways:
-            return
-        better = {p.index: p for p in exact if p.basis is Basis.CONSTRAINED}
-        self.report.positions = [better.get(p.index, p) for p in self.report.positions]
+    def _until_divergence(self, top: TopK, own: Choice) -> TopK:
+        """The reference's candidates up to and including its first divergence: as long as histories are the same."""
+        return top[: min(self._divergence(own) + 1, len(self.output) - self._anchor())]
 
-    def _judge(self, own: Choice | None) -> list[Finding]:
-        if own is None:
-            return self.report.findings or compare.unverified(self.choice.calls, "no_way_to_ask")
-        if "continue" in self.report.ways:
-            word, reason = compare.explain(self.report.positions), ""
-        else:  # other histories from the start: the same call countersigns, another one says nothing
-            word = Word.UNVERIFIED
-            reason = "no_call_start" if self.report.start is None else "no_shared_history"
-        return compare.judge_calls(self.choice.calls, own.calls, differing=word, reason=reason)
+    def _parted_closely(self, own: Choice) -> bool:
+        """Whether the reference had the primary's token within the threshold where it left its path."""
+        at = self._divergence(own)
+        if own.top is None or at >= min(len(own.top), len(self.output) - self._anchor()):
+            return False
+        row = own.top[at : at + 1]
+        token = np.array([self.output[self._anchor() + at]], dtype=np.int64)
+        return bool(row.best()[0] - row.logprob_of(token)[0] < NEAR_TIE_NATS)
 
     async def _start_by_detokenizing(self) -> CallStart | None:
         """Where texts were not told: the longest prefix of `O` that spells nothing beyond the text before the call."""

@@ -21,7 +21,7 @@ FLOOR = -9999.0
 NO_ID = -1
 """Fills a place in an id array where no token is known."""
 
-_TEXT_PARTS = (None, "text", "refusal", "thinking")
+_TEXT_PARTS = ("text", "refusal", "thinking")
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -177,6 +177,12 @@ def flag(value: Any) -> bool | None:
         return None
 
 
+def _is_text(part: dict[str, Any]) -> bool:
+    """Whether a part of a message's content is text; without a type, only its keys tell (an image may come so)."""
+    kind = part.get("type")
+    return part.keys() <= {"text"} if kind is None else kind in _TEXT_PARTS
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A chat or completions request as the client sent it, and what follows from it for a comparison.
@@ -227,7 +233,7 @@ class Request:
         for message in messages if isinstance(messages, list) else ():
             content = message.get("content") if isinstance(message, dict) else None
             for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and part.get("type") not in _TEXT_PARTS:
+                if isinstance(part, dict) and not _is_text(part):
                     return True
         return False
 

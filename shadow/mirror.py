@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -66,7 +66,11 @@ class Capture:
 
 
 class Sink(Protocol):
-    """Who is told what the mirror did. Called on the event loop; must return at once and never raise."""
+    """Who is told what the mirror did.
+
+    `outcome` and `waiting` are called on the event loop and return at once; `exchange` and `examined` are called from
+    worker threads, since records of long answers take their time. What they raise is logged and costs one record.
+    """
 
     def outcome(self, shadow: str, outcome: str, reason: str) -> None:
         """One exchange has ended for one shadow."""
@@ -162,8 +166,7 @@ class Mirror:
 
     def wants(self, request: Request, conversation: str) -> bool:
         """At request time: may this exchange be compared, so that token ids are worth asking for?"""
-        rate = self._limits.other if request.tool_choice == "none" else max(self._limits.tool_calls, self._limits.other)
-        return bool(self._lines) and in_sample(conversation, rate)
+        return bool(self._lines) and in_sample(conversation, self._may_hold_calls(request))
 
     @property
     def ready(self) -> bool:
@@ -172,6 +175,9 @@ class Mirror:
 
     def offer(self, capture: Capture) -> None:
         """Takes an exchange, or drops it under a named reason. Returns at once."""
+        if capture.problem == "sampled_out":
+            self._all("sampled_out", "")
+            return
         admitted = []
         for line in self._lines:
             dropped = "shutting_down" if self._closing else line.admit(capture)
@@ -181,6 +187,14 @@ class Mirror:
                 admitted.append(line)
         if admitted:
             self._intake.put_nowait((capture, admitted))
+
+    def skip(self, reason: str) -> None:
+        """An exchange that cannot be offered at all, under its reason."""
+        self._all("dropped", reason)
+
+    def _all(self, outcome: str, reason: str) -> None:
+        for line in self._lines:
+            self._sink.outcome(line.name, outcome, reason)
 
     async def _understand(self) -> None:
         """Turns captures into exchanges, one after the other and off the loop, and hands them to the shadows."""
@@ -193,14 +207,31 @@ class Mirror:
                 for line in lines:
                     line.end(capture.id, "failed", "not_understood")
                 continue
-            calls = any(choice.calls for choice in exchange.answer.choices.values())
-            if not in_sample(exchange.conversation, self._limits.tool_calls if calls else self._limits.other):
+            if not in_sample(exchange.conversation, self._rate(exchange)):
                 for line in lines:
                     line.end(exchange.id, "sampled_out")
                 continue
-            self._sink.exchange(exchange, findings)
+            await self._tell(self._sink.exchange, exchange, findings)
             for line in lines:
                 line.queue.put_nowait(exchange)
+
+    def _rate(self, exchange: Exchange) -> float:
+        """The share that an exchange belongs to: by what it holds, or by what it asked for where it is not whole."""
+        whole = exchange.answer.problem is None and exchange.status < 400
+        if whole and not any(choice.calls for choice in exchange.answer.choices.values()):
+            return self._limits.other
+        return self._may_hold_calls(exchange.request) if not whole else self._limits.tool_calls
+
+    def _may_hold_calls(self, request: Request) -> float:
+        if request.tool_choice == "none":
+            return self._limits.other
+        return max(self._limits.tool_calls, self._limits.other)
+
+    async def _tell(self, sink: Callable[..., None], exchange: Exchange, *what: Any) -> None:
+        try:
+            await asyncio.to_thread(sink, exchange, *what)
+        except Exception as error:  # noqa: BLE001  (a record that cannot be written must not end the mirror)
+            log.error("an exchange was not recorded", exchange=exchange.id, error=type(error).__name__)
 
     async def _work(self, line: _Line) -> None:
         while True:
@@ -210,7 +241,7 @@ class Mirror:
             except Exception as error:  # noqa: BLE001  (what an engine answers must not end its worker)
                 log.error("an examination failed", shadow=line.name, exchange=exchange.id, error=type(error).__name__)
                 result = Examination.without(line.name, exchange, "failed", "internal_error")
-            self._sink.examined(exchange, result, self._clock() - exchange.timings.ended)
+            await self._tell(self._sink.examined, exchange, result, self._clock() - exchange.timings.ended)
             line.end(exchange.id, result.outcome, result.reason)
 
     def _note_idle(self) -> None:

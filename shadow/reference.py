@@ -6,7 +6,7 @@ from enum import StrEnum
 import structlog
 import tenacity
 
-from shadow.capabilities import Capabilities, discover, refusal_as_pair
+from shadow.capabilities import Capabilities, discover, refusal_as_pair, served_model
 from shadow.engine import Endpoint, Engine
 from shadow.errors import EngineError, Unreachable
 from shadow.examine import Examination, examine
@@ -55,16 +55,22 @@ class Peer:
             await self._find()
             while self.state is not State.DOWN:
                 await self._pause(_CHECK_EVERY)
-                try:
-                    await self.engine.get("/v1/models")
-                except EngineError as error:
-                    self.state, self.why = State.DOWN, error.reason
-            log.warning("engine is away", engine=self.name, reason=self.why)
+                await self._look_again()
+            log.warning("engine is away or another", engine=self.name, reason=self.why)
+
+    async def _look_again(self) -> None:
+        try:
+            served = await served_model(self.engine)
+        except EngineError as error:
+            self.state, self.why = State.DOWN, error.reason
+            return
+        if self.can is not None and served != (self.can.model, self.can.max_model_len):
+            self.state, self.why = State.DOWN, "serves another model now"
 
     async def _find(self) -> None:
         """Asks until the engine has answered; the waits between tries grow."""
         attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(EngineError),
+            retry=tenacity.retry_if_exception_type(Exception),
             wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=_RETRY_AT_MOST),
             before_sleep=self._missed,
         )
@@ -74,7 +80,9 @@ class Peer:
 
     def _missed(self, retry: tenacity.RetryCallState) -> None:
         error = retry.outcome.exception() if retry.outcome else None
-        self.why = str(error) if error else "no answer"
+        self.why = (
+            str(error) if isinstance(error, EngineError) else f"it answered something odd ({type(error).__name__})"
+        )
         if retry.attempt_number == 1:
             log.warning("engine not found yet", engine=self.name, reason=self.why)
 

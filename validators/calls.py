@@ -243,26 +243,41 @@ def diff(primary: Any, reference: Any, policy: ComparePolicy = EXACT) -> tuple[D
 
 
 def _diff(pointer: str, a: Any, b: Any, paths: _Paths, tolerance: Decimal) -> list[Difference]:
-    if paths.ignored or _canonical(a, paths, tolerance) == _canonical(b, paths, tolerance):
+    """Goes down as far as both sides have the same shape, and compares what no longer opens: linear in size."""
+    if paths.ignored:
         return []
-    found: list[Difference] = []
     if isinstance(a, dict) and isinstance(b, dict):
-        for key in [*a, *(key for key in b if key not in a)]:
-            below, at = paths.below(key), f"{pointer}/{_escape(key)}"
-            if key in a and key in b:
-                found += _diff(at, a[key], b[key], below, tolerance)
-            elif not below.ignored:
-                found.append(_one_sided(at, a.get(key), b.get(key), in_primary=key in a))
-        return found
+        return _diff_objects(pointer, a, b, paths, tolerance)
     if isinstance(a, list) and isinstance(b, list) and () not in paths.unordered:
-        for i in range(max(len(a), len(b))):
-            below, at = paths.below(str(i)), f"{pointer}/{i}"
-            if i < len(a) and i < len(b):
-                found += _diff(at, a[i], b[i], below, tolerance)
-            elif not below.ignored:
-                found.append(_one_sided(at, *((a[i], None) if i < len(a) else (None, b[i])), in_primary=i < len(a)))
-        return found or [Difference(pointer, Side.BOTH, a, b)]
-    return [Difference(pointer, Side.BOTH, a, b)]
+        kept = [[(i, v) for i, v in enumerate(side) if not paths.below(str(i)).ignored] for side in (a, b)]
+        return _diff_arrays(pointer, kept[0], kept[1], paths, tolerance)
+    same = _canonical(a, paths, tolerance) == _canonical(b, paths, tolerance)
+    return [] if same else [Difference(pointer, Side.BOTH, a, b)]
+
+
+def _diff_objects(
+    pointer: str, a: dict[str, Any], b: dict[str, Any], paths: _Paths, tolerance: Decimal
+) -> list[Difference]:
+    found: list[Difference] = []
+    for key in [*a, *(key for key in b if key not in a)]:
+        below, at = paths.below(key), f"{pointer}/{_escape(key)}"
+        if key in a and key in b:
+            found += _diff(at, a[key], b[key], below, tolerance)
+        elif not below.ignored:
+            found.append(_one_sided(at, a.get(key), b.get(key), in_primary=key in a))
+    return found
+
+
+def _diff_arrays(
+    pointer: str, a: list[tuple[int, Any]], b: list[tuple[int, Any]], paths: _Paths, tolerance: Decimal
+) -> list[Difference]:
+    """Elements that are not ignored, by their place among those; pointers say where they stand in their own array."""
+    found: list[Difference] = []
+    for (i, left), (_j, right) in zip(a, b, strict=False):
+        found += _diff(f"{pointer}/{i}", left, right, paths.below(str(i)), tolerance)
+    found += [_one_sided(f"{pointer}/{i}", value, None, in_primary=True) for i, value in a[len(b) :]]
+    found += [_one_sided(f"{pointer}/{i}", None, value, in_primary=False) for i, value in b[len(a) :]]
+    return found
 
 
 def _one_sided(pointer: str, a: Any, b: Any, *, in_primary: bool) -> Difference:

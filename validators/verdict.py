@@ -38,6 +38,7 @@ class Finding:
     """One thing that was found about one tool call.
 
     `call` is its index among the primary's calls of that choice (None for a call that only the reference made),
+    `reference` that of its partner among the reference's calls (None without one),
     `tool` its name, `reason` a stable word (`name`, `arguments`, `missing`, `extra`, `not_json`, `unknown_tool`,
     `unclosed`, …). `differences` holds argument values and is therefore content: it is kept as privacy allows.
     """
@@ -47,3 +48,4 @@ class Finding:
     call: int | None = None
     reason: str = ""
     differences: tuple[Difference, ...] = ()
+    reference: int | None = None

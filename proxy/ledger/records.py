@@ -31,7 +31,7 @@ METHOD = "teacher forcing on the primary's token history; top-1 by token id; mar
 
 def exchange_record(exchange: Exchange, findings: Sequence[tuple[int, Finding]], content: Content) -> dict[str, Any]:
     """An exchange as JSON-ready values."""
-    choices = exchange.answer.choices
+    choices, offered = exchange.answer.choices, exchange.request.tool_names
     record: dict[str, Any] = {
         "id": exchange.id,
         "began_at": exchange.began_at,
@@ -42,21 +42,21 @@ def exchange_record(exchange: Exchange, findings: Sequence[tuple[int, Finding]],
         "status": exchange.status,
         "seconds": round(exchange.timings.ended - exchange.timings.began, 6),
         "problem": exchange.answer.problem,
-        "choices": [_choice(choice, content) for choice in choices.values()],
-        "findings": [{"choice": index} | _finding(finding, content) for index, finding in findings],
+        "choices": [_choice(choice, content, offered) for choice in choices.values()],
+        "findings": [{"choice": index} | _finding(finding, content, offered) for index, finding in findings],
     }
     if content is Content.FULL:
         record["request"] = exchange.request.body
     return record
 
 
-def _choice(choice: Choice, content: Content) -> dict[str, Any]:
+def _choice(choice: Choice, content: Content, offered: frozenset[str]) -> dict[str, Any]:
     record: dict[str, Any] = {
         "index": choice.index,
         "prompt_tokens": len(choice.prompt_ids) if choice.prompt_ids is not None else None,
         "completion_tokens": len(choice.token_ids) if choice.token_ids is not None else None,
         "finish_reason": choice.finish_reason,
-        "calls": [_call(call, content) for call in choice.calls],
+        "calls": [_call(call, content, offered) for call in choice.calls],
     }
     if content is Content.FULL:
         record |= {
@@ -69,14 +69,22 @@ def _choice(choice: Choice, content: Content) -> dict[str, Any]:
     return record
 
 
-def _call(call: ToolCall, content: Content) -> dict[str, Any]:
+NOT_OFFERED = "(not offered)"
+"""Stands for the name of a tool that the request did not offer: a model can make a name of anything."""
+
+
+def _call(call: ToolCall, content: Content, offered: frozenset[str]) -> dict[str, Any]:
     if content is Content.NONE:
         return {}
-    return {"name": call.name} | ({"arguments": call.arguments} if content is Content.FULL else {})
+    return {"name": _tool(call.name, content, offered)} | (
+        {"arguments": call.arguments} if content is Content.FULL else {}
+    )
 
 
-def examination_record(examination: Examination, content: Content) -> dict[str, Any]:
-    """A shadow's view as JSON-ready values."""
+def examination_record(
+    examination: Examination, content: Content, offered: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """A shadow's view as JSON-ready values; `offered` are the request's tools, whose names are no content."""
     findings = [finding for report in examination.choices for finding in report.findings]
     positions = [position for report in examination.choices for position in report.positions]
     return {
@@ -87,7 +95,7 @@ def examination_record(examination: Examination, content: Content) -> dict[str, 
         "verdict": worst([finding.word for finding in findings]).value if findings else None,
         "method": METHOD,
         "counts": counts(positions),
-        "choices": [_report(report, content) for report in examination.choices],
+        "choices": [_report(report, content, offered) for report in examination.choices],
     }
 
 
@@ -101,7 +109,7 @@ def counts(positions: Sequence[Position]) -> dict[str, int]:
     }
 
 
-def _report(report: ChoiceReport, content: Content) -> dict[str, Any]:
+def _report(report: ChoiceReport, content: Content, offered: frozenset[str]) -> dict[str, Any]:
     kept = report.positions if content is Content.FULL else [p for p in report.positions if p.outcome is Outcome.FLIP]
     texts = {"texts": report.texts} if content is Content.FULL else {}
     return texts | {
@@ -110,10 +118,14 @@ def _report(report: ChoiceReport, content: Content) -> dict[str, Any]:
         "ways": report.ways,
         "call_start": report.start.index if report.start else None,
         "call_start_exact": report.start.exact if report.start else None,
-        "findings": [_finding(finding, content) for finding in report.findings],
-        "reference_calls": [_call(call, content) for call in report.reference_calls],
+        "findings": [_finding(finding, content, offered) for finding in report.findings],
+        "reference_calls": [_call(call, content, offered) for call in report.reference_calls],
         "positions": [] if content is Content.NONE else [_position(position, content) for position in kept],
     }
+
+
+def _tool(name: str, content: Content, offered: frozenset[str]) -> str:
+    return name if content is Content.FULL or name in offered else NOT_OFFERED
 
 
 def _position(position: Position, content: Content) -> dict[str, Any]:
@@ -143,10 +155,15 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _finding(finding: Finding, content: Content) -> dict[str, Any]:
-    record: dict[str, Any] = {"word": finding.word.value, "call": finding.call, "reason": finding.reason}
+def _finding(finding: Finding, content: Content, offered: frozenset[str]) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "word": finding.word.value,
+        "call": finding.call,
+        "reference": finding.reference,
+        "reason": finding.reason,
+    }
     if content is not Content.NONE:
-        record["tool"] = finding.tool
+        record["tool"] = _tool(finding.tool, content, offered)
         record["differences"] = [_difference(difference, content) for difference in finding.differences]
     return record
 
@@ -161,7 +178,7 @@ def _difference(difference: Difference, content: Content) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Decimals as JSON numbers where a float holds them exactly, else as text."""
     if isinstance(value, Decimal):
-        if value == value.to_integral_value() and abs(value) < 2**53:
+        if value == value.to_integral_value() and value.copy_abs() < 2**53:
             return int(value)
         return float(value) if Decimal(repr(float(value))) == value else str(value)
     if isinstance(value, dict):

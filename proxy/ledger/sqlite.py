@@ -140,8 +140,13 @@ class Ledger:
 def _dumps(record: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(record, option=_JSON)
-    except TypeError:  # half a character or an integer beyond 64 bits, in a client's or a model's own JSON
+    except (TypeError, RecursionError):  # half a character or an integer beyond 64 bits, in a client's own JSON
+        pass
+    try:
         return json.dumps(record, default=str, ensure_ascii=False).encode("utf-8", "replace")
+    except RecursionError:  # nested beyond what a reader would take
+        kept = {key: value for key, value in record.items() if key != "request"}
+        return json.dumps(kept, default=str, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class LedgerReader:
@@ -184,9 +189,10 @@ class LedgerReader:
             wanted = [e for e in examinations if (shadow is None or e["shadow"] == shadow)
                       and (verdict is None or e["verdict"] == verdict)
                       and (not flipped or e["counts"]["flip"])]  # fmt: skip
-            if (verdict or shadow or flipped) and not wanted:
-                continue
             exchange = orjson.loads(record)
+            own = not shadow and not flipped and any(f["word"] == verdict for f in exchange.get("findings", ()))
+            if (verdict or shadow or flipped) and not wanted and not own:
+                continue
             if tool and not any(call.get("name") == tool for choice in exchange["choices"] for call in choice["calls"]):
                 continue
             yield exchange | {"examinations": examinations}

@@ -4,10 +4,11 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from proxy import cli
 from proxy.ledger import Ledger
@@ -16,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
     """Runs `counterproof ARGS` in an empty folder: (exit code, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -29,7 +30,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         code = ended.value.code
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
-    return command
+    yield command
+    structlog.reset_defaults()  # what a command set up writes to this test's own standard error
 
 
 PRIMARY = "primary: {base_url: http://127.0.0.1:9/v1}\n"

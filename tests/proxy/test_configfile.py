@@ -58,7 +58,7 @@ shadows:
 mirror: {tool_calls: 0.5, other: 0, max_queue: 7, max_queue_bytes: 1GiB, max_body_bytes: 1000}
 conversation: {header: x-session-id}
 ledger: {path: null, content: full}
-listen: {host: 0.0.0.0, port: 9000}
+listen: {host: "::1", port: 9000}
 """,
         {"PRIMARY_KEY": SECRET, "TWIN": "twin", "PORT": "8001"},
     )
@@ -74,7 +74,7 @@ listen: {host: 0.0.0.0, port: 9000}
     assert settings.mirror.limits().max_body_bytes == 1000
     assert settings.conversation.header == "x-session-id"
     assert settings.ledger.path is None
-    assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", 9000)
+    assert (settings.listen.host, settings.listen.port) == ("::1", 9000)
 
 
 def test_without_a_file_the_command_line_suffices() -> None:
@@ -467,3 +467,16 @@ def test_secrets_of_the_environment_are_not_in_errors(tmp_path: Path) -> None:
 )
 def test_secrets_in_the_wrong_place_are_not_in_errors(tmp_path: Path, text: str) -> None:
     assert SECRET not in "\n".join(faults(tmp_path, text, {"KEY": SECRET}))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3"])
+def test_the_primarys_key_is_not_lent_to_everybody(tmp_path: Path, host: str) -> None:
+    text = f"primary: {{base_url: http://h/v1, api_key: {SECRET}}}\nlisten: {{host: '{host}'}}\n"
+    (fault,) = faults(tmp_path, text)
+    assert fault.startswith("cp.yaml:2: listen.host: with primary.api_key an exposed data port would lend that key")
+
+
+@pytest.mark.parametrize("key", ["sk\\n", "cl\u00e9", "", "two words"])
+def test_a_key_that_cannot_stand_in_a_header_is_refused(tmp_path: Path, key: str) -> None:
+    (fault,) = faults(tmp_path, f'primary: {{base_url: http://h/v1, api_key: "{key}"}}\n')
+    assert fault.startswith("cp.yaml:1: primary.api_key: a key is printable ASCII")

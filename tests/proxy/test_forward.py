@@ -303,6 +303,97 @@ def test_web_sockets_are_501(tmp_path: Path) -> None:
         async with StandIn() as engine, proxy(tmp_path, engine) as door:
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await door.session.ws_connect(f"{door.root}/v1/realtime")
-            assert refused.value.status in {400, 404, 501}
+            assert refused.value.status == 501
+            assert not engine.received
+
+    asyncio.run(main())
+
+
+def test_an_encoded_path_is_the_same_path(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as reference, proxy(tmp_path, engine, reference) as door:
+            url = URL(f"{door.root}/v1/chat/%63ompletions", encoded=True)
+            async with door.session.post(url, json=chat()) as response:
+                await response.read()
+            assert engine.received[-1].path == "/v1/chat/%63ompletions"
+            await door.settled()
+            assert sum((await door.outcomes()).values()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_a_streamed_pass_through_ends_it(tmp_path: Path) -> None:
+    """`/v1/other` is no dialect: its body streams through, and its client may leave all the same."""
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n")
+            try:
+                while True:
+                    writer.write(b"4\r\nmore\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            except ConnectionError:
+                left.set()
+            finally:
+                writer.close()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as door:
+                async with door.session.post(f"{door.root}/v1/other", data=b"x" * 100) as response:
+                    await response.content.readany()
+                    response.close()
+                async with asyncio.timeout(5):
+                    await left.wait()
+                assert await door.metric("counterproof_requests_total", code="499") == 1
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_its_upload_is_499(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn() as engine, proxy(tmp_path, engine) as door:
+            host, port = door.root.removeprefix("http://").split(":")
+            for path in ("/v1/chat/completions", "/v1/other"):
+                _reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nhalf".encode())
+                await writer.drain()
+                await asyncio.sleep(0.1)
+                writer.transport.abort()
+            async with asyncio.timeout(5):
+                while await door.metric("counterproof_requests_total", code="499") < 2:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("status", "again"), [(429, True), (503, True), (400, False)])
+def test_not_now_is_no_reason_to_leave_a_model_plain(tmp_path: Path, status: int, again: bool) -> None:  # noqa: FBT001
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            start = engine.generated
+            engine.faults = Faults(status=status, skip=start, times=1)
+            for _ in range(2):
+                code, _, _ = await door.chat(chat())
+                assert code == 200
+            asked = json.loads(engine.received[-1].body)
+            assert ("logprobs" in asked) is again
+            assert await door.metric("counterproof_injection_refused_total") == (0 if again else 1)
+
+    asyncio.run(main())
+
+
+def test_a_request_over_the_mirrors_bound_passes_and_is_dropped_by_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference:
+            async with proxy(tmp_path, engine, reference, mirror={"max_body_bytes": 5000}) as door:
+                long = [{"role": "user", "content": "word " * 2000}]
+                status, _, _ = await door.chat(chat(messages=long, max_tokens=2))
+                assert status in {200, 400}
+                assert await door.outcomes() == {("s0", "dropped", "too_large"): 1}
 
     asyncio.run(main())

@@ -69,6 +69,14 @@ def test_why_calls_differ(positions: list[Position], word: str) -> None:
     assert explain(positions[::-1]) is Word(word)
 
 
+def test_parting_at_a_tie_is_a_near_tie_where_nothing_else_explains_it() -> None:
+    """The reference had both tokens alike and took the other one: no winner flipped, and nothing was sampled."""
+    same = at(Outcome.SAME)
+    assert explain([same]) is Word.MISMATCH
+    assert explain([same], parted_closely=True) is Word.NEAR_TIE
+    assert explain([same, CONFIDENT], parted_closely=True) is Word.MISMATCH
+
+
 def test_the_threshold_is_the_caller_s() -> None:
     assert explain([CONFIDENT], threshold=0.6) is Word.NEAR_TIE
     assert explain([NEAR], threshold=0.01) is Word.MISMATCH

@@ -198,3 +198,54 @@ def test_neither_content_nor_secrets_reach_metrics_or_a_redacted_ledger(tmp_path
         assert hidden.encode() not in stored
     assert 'verdict="match"' in text
     assert b'"send"' in stored
+
+
+def test_what_cannot_be_recorded_costs_one_record_and_not_the_mirror(tmp_path: Path) -> None:
+    huge = Script(calls=(PARIS.calls[0].__class__("send", '{"a": 1e9999999}'),), margin=1.5)
+
+    async def main() -> None:
+        async with StandIn([PARIS]) as engine, StandIn([huge, PARIS]) as shadow:
+            async with proxy(tmp_path, engine, shadow, shadow={"max_concurrency": 1}) as door:
+                deep: Any = 1
+                for _ in range(900):
+                    deep = [deep]
+                await ask(door, 3, tools=TOOLS, unknown=deep)
+                await door.settled()
+                assert await door.outcomes() == {("s0", "compared", ""): 3}
+                assert await door.metric("counterproof_tool_calls_total", shadow="s0") == 3
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_not_whole_counts_with_what_it_might_have_held(tmp_path: Path) -> None:
+    """Failures of tool traffic must not vanish in the sample of the rest."""
+
+    async def main() -> None:
+        async with StandIn([PARIS]) as engine, StandIn([PARIS]) as shadow:
+            async with proxy(tmp_path, engine, shadow, mirror={"other": 0}) as door:
+                engine.faults = Faults(status=500)
+                status, _, _ = await door.chat(chat(tools=TOOLS))
+                assert status == 500
+                engine.faults = Faults(truncate_after=3)
+                await door.chat(chat(tools=TOOLS, stream=True))
+                await door.settled()
+                assert await door.outcomes() == {
+                    ("s0", "not_comparable", "primary_error"): 1,
+                    ("s0", "not_comparable", "truncated"): 1,
+                }
+
+    asyncio.run(main())
+
+
+def test_a_tool_that_was_not_offered_is_no_label(tmp_path: Path) -> None:
+    invented = Script(calls=(PARIS.calls[0].__class__("John Doe, account 4711", "{}"),))
+
+    async def main() -> None:
+        async with StandIn([invented]) as engine, StandIn([invented]) as shadow:
+            async with proxy(tmp_path, engine, shadow) as door:
+                await ask(door, 1, tools=TOOLS)
+                await door.settled()
+                assert await door.metric("counterproof_tool_calls_total", tool="other", verdict="invalid") == 1
+                assert "4711" not in door.service.metrics.text("")[0].decode()
+
+    asyncio.run(main())

@@ -23,6 +23,10 @@ NAMES = ["wire_money", "/account"]
 MARGIN = 0.12345
 
 
+TOOLS = [{"type": "function", "function": {"name": "wire_money"}}]
+OFFERED = frozenset({"wire_money", "ping"})
+
+
 def exchange() -> Exchange:
     choice = Choice(
         0,
@@ -37,7 +41,7 @@ def exchange() -> Exchange:
     messages = [{"role": "user", "content": "SECRET-PROMPT"}]
     return Exchange(
         id="x-1",
-        request=Request(Dialect.CHAT, {"model": "m", "stream": True, "messages": messages}),
+        request=Request(Dialect.CHAT, {"model": "m", "stream": True, "messages": messages, "tools": TOOLS}),
         answer=Answer({0: choice}, model="m"),
         status=200,
         began_at=1000.5,
@@ -82,11 +86,13 @@ def examination() -> Examination:
 
 def test_no_content_is_kept_unless_it_is_asked_for() -> None:
     for content in (Content.NONE, Content.REDACTED):
-        kept = json.dumps([exchange_record(exchange(), OWN, content), examination_record(examination(), content)])
+        kept = json.dumps(
+            [exchange_record(exchange(), OWN, content), examination_record(examination(), content, OFFERED)]
+        )
         assert [text for text in [*TEXTS, *map(str, IDS)] if text in kept] == []
         assert [name in kept for name in [*NAMES, str(MARGIN)]] == [content is Content.REDACTED] * 3
     full = orjson.dumps(
-        [exchange_record(exchange(), OWN, Content.FULL), examination_record(examination(), Content.FULL)],
+        [exchange_record(exchange(), OWN, Content.FULL), examination_record(examination(), Content.FULL, OFFERED)],
         option=orjson.OPT_NON_STR_KEYS,
     ).decode()
     assert [text for text in [*TEXTS, *map(str, IDS), *NAMES, str(MARGIN)] if text not in full] == []
@@ -109,12 +115,12 @@ CHOICE: dict[str, Any] = {"index": 0, "prompt_tokens": 1, "completion_tokens": 2
 def test_an_exchange_of_which_nothing_is_kept() -> None:
     assert exchange_record(exchange(), OWN, Content.NONE) == EXCHANGE | {
         "choices": [CHOICE | {"calls": [{}]}],
-        "findings": [{"choice": 0, "word": "invalid", "call": 0, "reason": "unknown_tool"}],
+        "findings": [{"choice": 0, "word": "invalid", "call": 0, "reference": None, "reason": "unknown_tool"}],
     }
 
 
 def test_an_exchange_redacted() -> None:
-    finding = {"choice": 0, "word": "invalid", "call": 0, "reason": "unknown_tool"}
+    finding = {"choice": 0, "word": "invalid", "call": 0, "reference": None, "reason": "unknown_tool"}
     assert exchange_record(exchange(), OWN, Content.REDACTED) == EXCHANGE | {
         "choices": [CHOICE | {"calls": [{"name": "wire_money"}]}],
         "findings": [finding | {"tool": "wire_money", "differences": []}],
@@ -155,7 +161,7 @@ COUNTS = {"same": 1, "flip": 1, "undetermined": 0, "excluded": 0, "near_tie": 0,
 
 
 def test_an_examination_without_content() -> None:
-    record = examination_record(examination(), Content.NONE)
+    record = examination_record(examination(), Content.NONE, OFFERED)
     assert (record["shadow"], record["outcome"], record["reason"], record["verdict"]) == (
         "ref",
         "compared",
@@ -171,7 +177,7 @@ def test_an_examination_without_content() -> None:
             "ways": ["score", "continue"],
             "call_start": 1,
             "call_start_exact": True,
-            "findings": [{"word": "mismatch", "call": 0, "reason": "arguments"}],
+            "findings": [{"word": "mismatch", "call": 0, "reference": None, "reason": "arguments"}],
             "reference_calls": [{}],
             "positions": [],
         }
@@ -179,11 +185,12 @@ def test_an_examination_without_content() -> None:
 
 
 def test_an_examination_redacted_names_places_and_margins_of_flips() -> None:
-    (choice,) = examination_record(examination(), Content.REDACTED)["choices"]
+    (choice,) = examination_record(examination(), Content.REDACTED, OFFERED)["choices"]
     assert choice["findings"] == [
         {
             "word": "mismatch",
             "call": 0,
+            "reference": None,
             "reason": "arguments",
             "tool": "wire_money",
             "differences": [{"pointer": "/account", "side": "changed"}],
@@ -205,7 +212,7 @@ def test_an_examination_redacted_names_places_and_margins_of_flips() -> None:
 
 
 def test_a_whole_examination_has_every_position_and_both_engines_numbers() -> None:
-    (choice,) = examination_record(examination(), Content.FULL)["choices"]
+    (choice,) = examination_record(examination(), Content.FULL, OFFERED)["choices"]
     first, second = choice["positions"]
     assert (first["outcome"], first["clarity"], first["margin"], first["primary_logprobs"]) == (
         "same",

@@ -29,6 +29,9 @@ def ledger(path: Path) -> Iterator[Ledger]:
     one.close()
 
 
+OFFERED = frozenset({"wire_money", "note"})
+
+
 def record(identity: str, began_at: float = 1.0, *tools: str, **more: Any) -> dict[str, Any]:
     calls = [{"name": tool} for tool in tools]
     choices = [{"index": 0, "calls": calls}]
@@ -70,7 +73,9 @@ def keep_everything(path: Path, content: Content) -> None:
         reasoning="SECRET-THOUGHT",
         calls=(ToolCall("wire_money", argument),),
     )
-    request = Request(Dialect.CHAT, {"model": "m", "messages": [{"role": "user", "content": "SECRET-PROMPT"}]})
+    messages = [{"role": "user", "content": "SECRET-PROMPT"}]
+    tools = [{"type": "function", "function": {"name": "wire_money"}}]
+    request = Request(Dialect.CHAT, {"model": "m", "messages": messages, "tools": tools})
     exchange = Exchange("x-1", request, Answer({0: choice}), 200, 1.0, Timings(0, 1, 2), "c" * 32)
     flip = Position(
         0, Region.TOOL_CALL, Basis.WINNER, Outcome.FLIP, 7654322, 7654322, 7654323, 0.5, reference_logprob=-1.25
@@ -85,7 +90,7 @@ def keep_everything(path: Path, content: Content) -> None:
     )
     ledger = Ledger(path)
     ledger.exchange(exchange_record(exchange, [(0, Finding(Word.INVALID, "wire_money", 0, "unclosed"))], content))
-    ledger.examination("x-1", examination_record(Examination("ref", choices=[report]), content), 0.5)
+    ledger.examination("x-1", examination_record(Examination("ref", choices=[report]), content, OFFERED), 0.5)
     wait_for(path, 1)
     ledger.close()
     assert ledger.lost == 0
@@ -379,7 +384,7 @@ def test_half_a_character_in_a_model_s_arguments_is_kept_or_replaced(
     finding = Finding(Word.MISMATCH, "note", 0, "arguments", (difference,))
     report = ChoiceReport(0, findings=[finding])
     ledger.exchange(record("a"))
-    ledger.examination("a", examination_record(Examination("ref", choices=[report]), content), 0.5)
+    ledger.examination("a", examination_record(Examination("ref", choices=[report]), content, OFFERED), 0.5)
     ledger.close()
     assert ids(path, verdict="mismatch") == ["a"]
 

@@ -6,8 +6,10 @@ refused.
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from proxy.demo.rig import PRIMARY_ARGS, Engine, Rig, free_port
 from proxy.demo.served import ProxyProcess
 from tests.engine.fixtures import READY_S, Engines, ObservingProxy
 from tests.engine.test_flips import winners_by_prompt_logprobs, winners_by_replay
+
+pytestmark = pytest.mark.timeout(420)
 
 PENALTY = 1.3
 QUESTION = [{"role": "user", "content": "Count slowly: one, one, two, two, three, three. Go on like this."}]
@@ -32,9 +36,13 @@ def bending(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
     template.write_text("<|im_start|>system\nBe brief.<|im_end|>\n" + rig.template.read_text(encoding="utf-8"))
     override = ("--override-generation-config", json.dumps({"repetition_penalty": PENALTY}))
     args = (*PRIMARY_ARGS, *override, "--max-model-len", "2048", "--chat-template", str(template))
-    engine = Engine.start(rig, name="test-bending", port=free_port(), core=None, args=args)
+    cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
+    # Bound to one core as the others are: three engines that each take all cores starve one another.
+    core = cores[1] if len(cores) > 1 else None
+    engine = Engine.start(rig, name="test-bending", port=free_port(), core=core, args=args)
     try:
         asyncio.run(engine.wait_ready(READY_S))
+        _warm(engine.base_url)
         yield engine
     finally:
         engine.stop()
@@ -49,6 +57,12 @@ def _settings(primary: str, reference: str, folder: Path, **more: Any) -> dict[s
         "listen": {"port": free_port()},
         "control": {"port": free_port()},
     }
+
+
+def _warm(base_url: str) -> None:
+    """Asks directly first: a cached prefix is computed in other shapes than a cold one, and bf16 shows it."""
+    for penalty in ({}, {"repetition_penalty": PENALTY}):
+        httpx2.post(f"{base_url}/chat/completions", json=BODY | penalty, timeout=300, trust_env=False)
 
 
 def _ask(base_url: str, body: dict[str, Any]) -> str:
@@ -74,6 +88,7 @@ def check_no_flip_is_invented(record: dict[str, Any], primary: str, reference: s
 
 
 def test_a_penalty_that_was_asked_for_invents_no_flip(proxy: ObservingProxy, engines: Engines) -> None:
+    _warm(engines.primary.base_url)
     exchange = _ask(proxy.process.base_url, BODY | {"repetition_penalty": PENALTY})
     record = proxy.judged(exchange)
     check_no_flip_is_invented(record, engines.primary.base_url, engines.reference.base_url)
@@ -122,8 +137,9 @@ def test_a_reference_with_a_shorter_context_is_refused_as_a_pair(
         # Until both engines were asked the pair is cold, and said to be.
         assert examination["outcome"] == "not_comparable"
         assert examination["reason"] in {"cold", "context_too_short"}
-        process.wait_outcomes(1, 60)
-        while examination["reason"] == "cold":
+        deadline = time.monotonic() + 180
+        while examination["reason"] == "cold" and time.monotonic() < deadline:
+            time.sleep(0.5)
             examination = observing.judged(_ask(process.base_url, BODY))["examinations"][0]
         assert examination["reason"] == "context_too_short"
         assert process.metric("counterproof_shadow_up", shadow="reference") == 0

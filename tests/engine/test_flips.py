@@ -45,11 +45,15 @@ def _requests() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def judged(proxy: ObservingProxy) -> list[dict[str, Any]]:
-    """20 free exchanges through the proxy, streamed every other time, with what the ledger says of each."""
+def judged(proxy: ObservingProxy, engines: Engines) -> list[dict[str, Any]]:
+    """20 free exchanges through the proxy, streamed every other time, with what the ledger says of each.
+
+    Each is asked directly first: a cached prefix is computed in other shapes than a cold one, and bf16 shows it.
+    """
     with httpx2.Client(timeout=300, trust_env=False) as client:
         ids = []
         for i, body in enumerate(_requests()):
+            client.post(f"{engines.primary.base_url}/chat/completions", json=body | {"max_tokens": 1})
             answer = client.post(f"{proxy.process.base_url}/chat/completions", json=body | {"stream": bool(i % 2)})
             assert answer.status_code == 200
             ids.append(answer.headers["x-counterproof-id"])

@@ -7,16 +7,17 @@ the last byte has gone to the client.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
 import structlog
-from multidict import CIMultiDict
 from yarl import URL
 
+from proxy import http
+from proxy.http import Receive, Scope, Send
 from proxy.inject import Injection, Level, Removal, plan
 from proxy.metrics import Metrics
 from proxy.settings import Settings
@@ -28,28 +29,9 @@ from shadow.wire import sse
 
 log = structlog.get_logger("counterproof.door")
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 DIALECTS = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
 """The (decoded) paths whose exchanges may be compared."""
 
-# RFC 9110, section 7.6.1: these belong to one connection, not to the message.
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
 _MAX_BUFFERED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
 _KEEP_ALIVE_S = 3.0  # below vLLM's own 5 s: a connection is not used when its other end is just closing it
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
@@ -135,8 +117,8 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if (_header(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
-            await _refuse_websocket(send)
+        if (http.header(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
+            await http.refuse_websocket(send)
             return
         passage = _Passage(f"cp-{uuid.uuid4().hex}", scope)
         try:
@@ -154,7 +136,7 @@ class Forwarder:
         if dialect is not None:
             passage.body = body = b"".join([part async for part in _stream(passage, receive, uploaded)])
             self._understand(passage, dialect)
-        elif _has_body(passage.scope["headers"]):
+        elif http.has_body(passage.scope["headers"]):
             body = _stream(passage, receive, uploaded)
         else:
             uploaded.set()
@@ -168,7 +150,7 @@ class Forwarder:
 
     def _understand(self, passage: _Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
-        if _header(passage.scope["headers"], b"content-encoding"):
+        if http.header(passage.scope["headers"], b"content-encoding"):
             return
         if len(passage.body) > int(self._settings.mirror.max_body_bytes):
             self._mirror.skip("too_large")
@@ -188,7 +170,7 @@ class Forwarder:
     def _plan(self, passage: _Passage, request: Request) -> None:
         """Whether this exchange is in the sample, and what is put into it."""
         header = self._settings.conversation.header
-        named = _header(passage.scope["headers"], header.lower().encode()) if header else None
+        named = http.header(passage.scope["headers"], header.lower().encode()) if header else None
         passage.dialect, passage.request = request.dialect, request
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         if self._mirror.wants(request, passage.conversation):
@@ -245,7 +227,12 @@ class Forwarder:
         assert self._session is not None
         query = passage.scope["query_string"]
         url = URL((self._root + passage.path + (b"?" + query if query else b"")).decode("latin-1"), encoded=True)
-        headers = self._request_headers(passage, body)
+        headers = http.to_primary(
+            passage.scope["headers"],
+            buffered=isinstance(body, bytes),
+            injected=passage.injection is not None,
+            authorization=self._authorization,
+        )
         began = time.monotonic()
         try:
             return await self._session.request(
@@ -253,25 +240,6 @@ class Forwarder:
             )
         finally:
             passage.upstream += time.monotonic() - began
-
-    def _request_headers(self, passage: _Passage, body: object) -> CIMultiDict[str]:
-        """The client's headers, bar hop-by-hop ones, the length (set anew) and credentials that are replaced."""
-        kept: CIMultiDict[str] = CIMultiDict()
-        drop = _named_in_connection(passage.scope["headers"])
-        injected = passage.injection is not None
-        for name, value in passage.scope["headers"]:
-            if name in _HOP_BY_HOP or name in drop or name == b"host":
-                continue
-            if name == b"content-length" and isinstance(body, bytes):
-                continue
-            if (name == b"accept-encoding" and injected) or (name == b"authorization" and self._authorization):
-                continue
-            kept.add(name.decode("latin-1"), value.decode("latin-1"))
-        if injected:
-            kept.add("accept-encoding", "identity")
-        if self._authorization:
-            kept.add("authorization", self._authorization.decode("latin-1"))
-        return kept
 
     async def _relay(self, passage: _Passage, response: aiohttp.ClientResponse, send: Send) -> None:
         injection = passage.injection
@@ -283,7 +251,9 @@ class Forwarder:
         if injection is not None and not passage.sse:
             whole = await self._edited_body(passage, response, injection)
         passage.status = response.status
-        headers = self._response_headers(passage, response, len(whole) if whole is not None else None)
+        edited = passage.injection is not None
+        headers = http.to_client(response.raw_headers, edited=edited, length=None if whole is None else len(whole))
+        headers += http.own(passage.id)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if whole is not None:
             passage.first_byte = time.monotonic()
@@ -342,24 +312,6 @@ class Forwarder:
                     passage.copy, passage.problem = None, "too_large"
             yield chunk
 
-    def _response_headers(
-        self, passage: _Passage, response: aiohttp.ClientResponse, length: int | None
-    ) -> list[tuple[bytes, bytes]]:
-        drop = _named_in_connection(response.raw_headers)
-        edited = passage.injection is not None
-        headers = [
-            (name, value)
-            for name, value in response.raw_headers
-            if (lower := name.lower()) not in _HOP_BY_HOP
-            and lower not in drop
-            and not (edited and lower == b"content-length")
-        ]
-        if length is not None:
-            headers.append((b"content-length", str(length).encode()))
-        headers.append((b"x-counterproof-id", passage.id.encode()))
-        headers.append((b"x-counterproof-mode", b"observe"))
-        return headers
-
     async def _fail(self, passage: _Passage, error: Exception, send: Send) -> None:
         """502 or 504 in OpenAI's error shape; what exactly failed is in the log, without addresses in the answer."""
         late = isinstance(error, TimeoutError)
@@ -367,21 +319,11 @@ class Forwarder:
         passage.problem = "unreachable"
         message = "the model server did not answer in time" if late else "the model server cannot be reached"
         log.warning("the primary failed", exchange=passage.id, error=type(error).__name__)
-        body = orjson.dumps(
-            {
-                "error": {
-                    "message": f"[counterproof] {message}",
-                    "type": "upstream_error",
-                    "param": None,
-                    "code": passage.status,
-                }
-            }
-        )
+        body = http.openai_error(message, "upstream_error", passage.status)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"x-counterproof-id", passage.id.encode()),
-            (b"x-counterproof-mode", b"observe"),
+            *http.own(passage.id),
         ]
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -472,24 +414,3 @@ async def _stream(passage: _Passage, receive: Receive, uploaded: asyncio.Event) 
         if not message.get("more_body", False):
             uploaded.set()
             return
-
-
-def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
-
-
-def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    return next((value for key, value in headers if key.lower() == name), None)
-
-
-def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    return frozenset(
-        token.strip().lower() for name, value in headers if name.lower() == b"connection" for token in value.split(b",")
-    )
-
-
-async def _refuse_websocket(send: Send) -> None:
-    """501: no dialect that is compared speaks web sockets."""
-    headers = [(b"content-length", b"0"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 501, "headers": headers})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadow.exchange import NO_ID, Choice, Ids, Region, Request, TopK
 
@@ -270,8 +269,3 @@ def _listed(top: TopK, row: int) -> dict[int, float]:
 def flips(positions: Sequence[Position]) -> list[Position]:
     """The positions whose winner changed."""
     return [position for position in positions if position.outcome is Outcome.FLIP]
-
-
-def evaluated(positions: Sequence[Position]) -> NDArray[np.int64]:
-    """The indices that count as evaluated: the denominator of a top-1 disagreement."""
-    return np.array([p.index for p in positions if p.outcome in {Outcome.SAME, Outcome.FLIP}], dtype=np.int64)

@@ -113,11 +113,6 @@ class TopK:
         value = np.where(hit, self.logprobs, -np.inf).max(axis=1, initial=-np.inf)
         return np.where(hit.any(axis=1), value, np.nan)
 
-    def lowest(self) -> Floats:
-        """The lowest listed finite logprob of each position (an upper bound for what is not listed); inf if none."""
-        lowest: Floats = np.where(self.logprobs > -np.inf, self.logprobs, np.inf).min(axis=1, initial=np.inf)
-        return lowest
-
 
 @dataclass(slots=True)
 class Choice:

@@ -14,7 +14,6 @@ from shadow.divergence import (
     PrimaryView,
     compare_positions,
     emitted_is_winner,
-    evaluated,
     flips,
     primary_view,
     window,
@@ -246,18 +245,7 @@ def test_positions_are_numbered_from_where_the_reference_begins() -> None:
         (2, "tool_call", "flip"),
     ]
     assert [p.index for p in flips(found)] == [2]
-    assert evaluated(found).tolist() == [1, 2]
     assert compare_positions(seen, TopK.of([]), start=3) == []
-
-
-def test_only_same_and_flip_count_as_evaluated() -> None:
-    def at(index: int, outcome: Outcome) -> Position:
-        return Position(index, Region.TEXT, Basis.WINNER, outcome, 5)
-
-    positions = [at(i, outcome) for i, outcome in enumerate(Outcome)]
-    assert [outcome.value for outcome in Outcome] == ["same", "flip", "undetermined", "excluded"]
-    assert evaluated(positions).tolist() == [0, 1]
-    assert [p.index for p in flips(positions)] == [1]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ def test_rows_of_different_length_are_filled_up() -> None:
     assert top.logprobs.tolist() == [[-0.1, -2.0], [-INF, -INF], [-0.3, -INF]]
     assert top.known().tolist() == [True, False, True]
     assert top.best().tolist() == [-0.1, -INF, -0.3]
-    assert top.lowest().tolist() == [-2.0, INF, -0.3]
 
 
 def test_nothing_at_all_is_known_of_no_rows_and_of_empty_ones() -> None:
@@ -50,7 +49,6 @@ def test_the_floor_is_minus_infinity_and_nan_is_left_out() -> None:
     top = TopK.of([[(5, -9999.0), (6, -0.5)], [(5, NAN), (6, -0.5)], [(5, -9998.9), (6, -10_000.0)], [(5, NAN)]])
     assert top.ids.tolist() == [[5, 6], [NO_ID, 6], [5, 6], [NO_ID, NO_ID]]
     assert top.logprobs.tolist() == [[-INF, -0.5], [-INF, -0.5], [-9998.9, -INF], [-INF, -INF]]
-    assert top.lowest().tolist() == [-0.5, -0.5, -9998.9, INF]
 
 
 def test_the_winner_is_the_highest_and_the_emitted_one_where_it_ties() -> None:

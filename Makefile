@@ -4,7 +4,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if 
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check static quick evidence clean
+.PHONY: help demo test check lint types quick evidence clean
 help:            ## this list
 	@grep -hE '^[a-z]+: .*##|^[a-z]+: +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 18
 
@@ -23,12 +23,14 @@ demo: .venv/demo.stamp  ## two real engines on this CPU, a real agent workload, 
 	$(BIN)/counterproof demo $(if $(KEEP),--keep)
 
 check: .venv/dev.stamp  ## lint, types, floors and the quick tests: seconds, for the inner loop
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target static quick
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types quick lint
 
-static:
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+types:
 	$(BIN)/mypy
 
 quick:

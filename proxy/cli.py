@@ -1,6 +1,7 @@
 """The `counterproof` command."""
 
 import asyncio
+import os
 import re
 import sys
 import time
@@ -203,7 +204,7 @@ def exchanges(
 
 def _configured_ledger(config: Path | None) -> Path:
     if config is None:
-        return Path("counterproof.db")
+        return Path(os.environ.get("COUNTERPROOF_LEDGER__PATH", "counterproof.db"))
     path = configfile.load(config).ledger.path
     if path is None:
         raise StartError(f"{config}: ledger.path is null: no ledger is kept")

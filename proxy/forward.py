@@ -251,7 +251,7 @@ class Forwarder:
         if injection is not None and not passage.sse:
             whole = await self._edited_body(passage, response, injection)
         passage.status = response.status
-        edited = passage.injection is not None
+        edited = injection is not None
         headers = http.to_client(response.raw_headers, edited=edited, length=None if whole is None else len(whole))
         headers += http.own(passage.id)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -233,6 +233,8 @@ class _Examiner:
         if not wanted or self.request.dialect is not Dialect.CHAT:
             return None
         shared = self.can.chat_prompt_ids and (self.report.start is not None or not self.choice.calls)
+        if not shared and not self.choice.calls:  # on another history it would tell nothing of the primary's
+            return None
         way = "continue" if shared else "replay"
         try:
             if shared:

@@ -62,7 +62,12 @@ class Proxy:
     async def records(self) -> list[dict[str, Any]]:
         """The ledger's exchanges, oldest first, once the mirror has settled."""
         await self.settled()
-        await asyncio.sleep(0.1)  # the ledger writes behind
+        async with asyncio.timeout(10):  # the ledger writes behind: poll for what the mirror has handed it
+            while not (found := self._stored()) or not all(record["examinations"] for record in found):
+                await asyncio.sleep(0.02)
+        return found
+
+    def _stored(self) -> list[dict[str, Any]]:
         with LedgerReader(self.ledger) as reader:
             return list(reader.exchanges(limit=10_000))[::-1]
 

@@ -160,6 +160,14 @@ def test_exchanges_of_an_empty_ledger(run: Run, tmp_path: Path) -> None:
     assert run("exchanges", "--since", "yesterday")[0] == 2
 
 
+def test_exchanges_reads_the_ledger_that_the_environment_names(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(tmp_path / "other.db").close()
+    monkeypatch.setenv("COUNTERPROOF_LEDGER__PATH", "other.db")
+    assert run("exchanges", "--json")[:2] == (0, "[]\n")
+
+
 def test_secrets_are_in_no_message(run: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "primary: {base_url: http://h/v1, api_key: sk-very-secret, nope: 1}\n"

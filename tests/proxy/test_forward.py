@@ -358,12 +358,17 @@ def test_a_client_that_leaves_its_upload_is_499(tmp_path: Path) -> None:
     async def main() -> None:
         async with StandIn() as engine, proxy(tmp_path, engine) as door:
             host, port = door.root.removeprefix("http://").split(":")
-            for path in ("/v1/chat/completions", "/v1/other"):
-                _reader, writer = await asyncio.open_connection(host, int(port))
-                writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nhalf".encode())
-                await writer.drain()
-                await asyncio.sleep(0.1)
-                writer.transport.abort()
+            head = b"host: x\r\ncontent-length: 1000\r\n"
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nexpect: 100-continue\r\n" + head + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n")  # the door reads the body now
+            writer.transport.abort()
+            _reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/other HTTP/1.1\r\n" + head + b"\r\nhalf")
+            async with asyncio.timeout(5):
+                while not (engine._server and engine._server.connections):  # the door is passing it on
+                    await asyncio.sleep(0.01)
+            writer.transport.abort()
             async with asyncio.timeout(5):
                 while await door.metric("counterproof_requests_total", code="499") < 2:
                     await asyncio.sleep(0.02)

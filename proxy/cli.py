@@ -87,11 +87,11 @@ def serve(
     primary: Primary = None,
     shadow: Shadow = None,
     host: Annotated[
-        str | None, typer.Option(help="where agents connect; 0.0.0.0 exposes it  [default: 127.0.0.1]")
+        str | None, typer.Option(help="where agents connect; 0.0.0.0 exposes it; default: 127.0.0.1")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="the data port  [default: 8080]")] = None,
-    control_port: Annotated[int | None, typer.Option(help="metrics and health, on loopback  [default: 8081]")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="where what is found is kept  [default: counterproof.db]")] = None,
+    port: Annotated[int | None, typer.Option(help="the data port; default: 8080")] = None,
+    control_port: Annotated[int | None, typer.Option(help="metrics and health, on loopback; default: 8081")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="where what is found is kept; default: counterproof.db")] = None,
 ) -> None:
     """Run the proxy. With no file, --primary and --shadow suffice; agents set their base_url to it."""
     settings = configfile.load(
@@ -135,11 +135,10 @@ def check(config: Config = None, primary: Primary = None, shadow: Shadow = None,
         out.print(show.capabilities(found))
         for engine in found:
             if engine.error:
-                out.print(f"[red]{engine.name}[/red]: ", end="")
-                out.print(engine.error, markup=False, highlight=False)
+                out.print(engine.error, markup=False, highlight=False, style="red")
             if engine.refusal:
-                out.print(f"[red]{engine.name}[/red] is refused as a reference for this primary: ", end="")
-                out.print(engine.refusal, markup=False, highlight=False)
+                refused = f"{engine.name} is refused as a reference for this primary: {engine.refusal}"
+                out.print(refused, markup=False, highlight=False, style="red")
         if not settings.shadows:
             out.print("No shadow is configured: nothing will be compared.")
     if not all(engine.fit for engine in found):
@@ -165,7 +164,7 @@ def exchanges(
     ] = None,
     config: Config = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="the ledger's file  [default: as configured, counterproof.db]")
+        Path | None, typer.Option(help="the ledger's file; default: as configured, counterproof.db")
     ] = None,
     verdict: Annotated[str | None, typer.Option(help="only with this verdict, like mismatch")] = None,
     tool: Annotated[str | None, typer.Option(help="only with a call of this tool")] = None,

@@ -1,9 +1,11 @@
-"""Builds one proxy from its settings: the data app, the control app, and what stands behind both."""
+"""Builds one proxy from its settings: the data app, the control app, and what stands behind both.
 
+The data app is the forwarder itself, raw ASGI: every path there belongs to a primary. FastAPI serves the control port.
+"""
+
+import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-from fastapi import FastAPI
 from prometheus_client import Counter
 
 from proxy.control import control_app
@@ -11,7 +13,8 @@ from proxy.errors import StartError
 from proxy.forward import Forwarder
 from proxy.ledger import Content, Ledger, LedgerError, examination_record, exchange_record
 from proxy.metrics import Metrics
-from proxy.settings import Settings
+from proxy.routes import Routes, Upstream
+from proxy.settings import PrimarySettings, Settings, ShadowSettings
 from shadow.examine import Examination
 from shadow.exchange import Exchange
 from shadow.mirror import Mirror
@@ -60,13 +63,22 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.ledger = self._open_ledger(settings)
-        primary = Peer(settings.primary.endpoint(), reference=False)
-        references = [Reference(shadow.endpoint(), shadow.role) for shadow in settings.shadows]
-        recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
-        self.mirror = Mirror(primary, references, settings.mirror.limits(), recorder)
-        self.forwarder = Forwarder(settings, self.mirror, self.metrics)
-        self.data = data_app(self.forwarder)
-        self.control = control_app(self.metrics, self.mirror)
+        self._recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
+        default = self._upstream("primary", settings.primary, settings.shadows)
+        rules = [
+            (route, self._upstream(f"primary of {route.model}", route.primary, route.shadows))
+            for route in settings.routes
+        ]
+        routes = Routes(default, rules)
+        self.mirrors = [upstream.mirror for upstream in routes.all]
+        self.data = Forwarder(settings, routes, self.metrics)
+        self.control = control_app(self.metrics, self.mirrors, lambda: self.data.in_flight)
+
+    def _upstream(self, name: str, primary: PrimarySettings, shadows: Sequence[ShadowSettings]) -> Upstream:
+        references = [Reference(shadow.endpoint(), shadow.role) for shadow in shadows]
+        peer = Peer(primary.endpoint(name), reference=False)
+        mirror = Mirror(peer, references, self.settings.mirror.limits(), self._recorder)
+        return Upstream(primary, mirror, own_keys=bool(self.settings.client_keys))
 
     def _open_ledger(self, settings: Settings) -> Ledger | None:
         if settings.ledger.path is None:
@@ -78,21 +90,16 @@ class Service:
             raise StartError(f"ledger.path: {error}") from None
 
     async def open(self) -> None:
-        """Connects and starts the mirror; needs a running loop."""
-        await self.forwarder.open()
-        self.mirror.start()
+        """Connects and starts the mirrors; needs a running loop."""
+        await self.data.open()
+        for mirror in self.mirrors:
+            mirror.start()
 
     async def close(self) -> None:
-        """Ends everything: lets the mirror finish what it can within seconds, writes the ledger."""
-        await self.forwarder.close()
-        await self.mirror.drain(_DRAIN_SECONDS)
-        await self.mirror.close()
+        """Ends everything: lets the mirrors finish what they can within seconds, writes the ledger."""
+        await self.data.close()
+        await asyncio.gather(*(mirror.drain(_DRAIN_SECONDS) for mirror in self.mirrors))
+        for mirror in self.mirrors:
+            await mirror.close()
         if self.ledger:
             self.ledger.close()
-
-
-def data_app(forwarder: Any) -> FastAPI:
-    """The data port: every path belongs to the primary, so FastAPI adds none of its own."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.mount("/", forwarder)
-    return app

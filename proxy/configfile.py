@@ -14,9 +14,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from pydantic_settings.sources.utils import parse_env_vars
 
 from proxy.errors import ConfigError
-from proxy.settings import ENV_PREFIX, FaultAt, Settings
-
-Location = tuple[str | int, ...]
+from proxy.settings import ENV_PREFIX, FaultAt, Location, Settings
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for the braces while YAML reads

@@ -1,4 +1,4 @@
-"""Bytes to the primary and back: a raw ASGI route, no parse where nothing was injected, no task or log per chunk.
+"""Bytes to the primary and back: a raw ASGI app, no parse where nothing was injected, no task or log per chunk.
 
 A client that leaves ends the primary's request. A copy of an answer that may be compared is handed to the mirror after
 the last byte has gone to the client.
@@ -7,23 +7,25 @@ the last byte has gone to the client.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 import orjson
 import structlog
-from yarl import URL
 
 from proxy import http
-from proxy.http import Receive, Scope, Send
-from proxy.inject import Injection, Level, Removal, plan
+from proxy.http import Receive, Refusal, Scope, Send
+from proxy.inject import Injection, Removal, plan
+from proxy.keys import ClientKeys
 from proxy.metrics import Metrics
+from proxy.paths import Denied
+from proxy.pool import Body, Pool
+from proxy.routes import Routes, Upstream, model_of
 from proxy.settings import Settings
+from proxy.upload import ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
 from shadow.conversation import conversation_key
 from shadow.exchange import Dialect, Request, Timings
-from shadow.mirror import Capture, Mirror
+from shadow.mirror import Capture
 from shadow.tasks import Tasks
 from shadow.wire import sse
 
@@ -32,248 +34,299 @@ log = structlog.get_logger("counterproof.door")
 DIALECTS = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
 """The (decoded) paths whose exchanges may be compared."""
 
-_MAX_BUFFERED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
-_KEEP_ALIVE_S = 3.0  # below vLLM's own 5 s: a connection is not used when its other end is just closing it
+_MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
-_PLAIN_FOR_S = 600.0  # how long a model is left plain after an injected request failed where a plain one did not
-
-
-class ClientLeftError(Exception):
-    """The client closed its connection before the answer was complete."""
+_CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
 @dataclass(slots=True)
 class _Passage:
-    """One request on its way: what was read of it, and the clocks."""
+    """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch)."""
 
-    id: str
     scope: Scope
+    to: Upstream
+    id: str = field(default_factory=lambda: f"cp-{uuid.uuid4().hex}")
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
-    upstream: float = 0.0
+    waited: float = 0.0
     first_byte: float | None = None
     ended: float = 0.0
-    dialect: Dialect | None = None
-    body: bytes = b""
+    body: Body = None
     request: Request | None = None
     injection: Injection | None = None
     conversation: str = ""
     status: int = 0
+    answered: bool = False
+    left: bool = False
     sse: bool = False
     copy: list[bytes] | None = None
     copied: int = 0
     last: bytes = b""
     problem: str | None = None
-    finished: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether a stream's last event has gone to the client."""
         return self.sse and self.last.rstrip().endswith(sse.DONE)
 
-    @property
-    def path(self) -> bytes:
-        raw: bytes = self.scope.get("raw_path") or self.scope["path"].encode()
-        return raw
+    def leave_uncompared(self, problem: str) -> None:
+        """Keeps no copy, for a reason."""
+        self.copy, self.problem = None, problem
+
+
+class _OutgrownError(Exception):
+    """An answer is too large to be edited as a whole."""
 
 
 class Forwarder:
-    """The data route. `open` before the first request, `close` after the last."""
+    """The data port's app. `open` before the first request, `close` after the last."""
 
-    def __init__(self, settings: Settings, mirror: Mirror, metrics: Metrics) -> None:
-        self._settings = settings
-        self._mirror = mirror
+    def __init__(self, settings: Settings, routes: Routes, metrics: Metrics) -> None:
+        self._listen = settings.listen
+        self._conversation_header = (settings.conversation.header or "").lower().encode()
+        self._copy_limit = int(settings.mirror.max_body_bytes)
+        self._denied = Denied(settings.paths.deny, settings.paths.allow)
+        self._keys = ClientKeys([(key.name, key.digest) for key in settings.client_keys])
+        self._routes = routes
         self._metrics = metrics
-        self._root = settings.primary.base_url.removesuffix("/v1").encode()
-        key = settings.primary.api_key
-        self._authorization = b"Bearer " + key.get_secret_value().encode() if key else None
-        self._plain_until: dict[str, float] = {}
+        self._pool = Pool()
         self._tasks = Tasks("door")
-        self._session: aiohttp.ClientSession | None = None
+        self.in_flight = 0
 
     async def open(self) -> None:
-        """Makes the connection pool to the primary; needs a running loop."""
-        primary = self._settings.primary
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=primary.connect_timeout, sock_read=primary.read_timeout
-        )
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            timeout=timeout,
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=256 * 1024,
-            trust_env=False,
-        )
+        """Makes the connection pool; needs a running loop."""
+        await self._pool.open()
 
     async def close(self) -> None:
-        """Ends what is under way and the connection pool."""
+        """Ends what is under way and all connections."""
         await self._tasks.close()
-        if self._session:
-            await self._session.close()
+        await self._pool.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if (http.header(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
-            await http.refuse_websocket(send)
-            return
-        passage = _Passage(f"cp-{uuid.uuid4().hex}", scope)
+        passage = _Passage(scope, self._routes.default)
+        self.in_flight += 1
         try:
-            await self._serve(passage, receive, send)
-        except ClientLeftError:
-            if not passage.complete:  # many clients close as soon as they have read `[DONE]`
-                passage.problem = "client_left"
+            if refusal := self._refusal(scope):
+                await self._refuse(passage, refusal, send)
+            else:
+                await self._serve(passage, receive, send)
         finally:
+            self.in_flight -= 1
             self._record(passage)
 
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        """Why a request is not served, by its head alone."""
+        headers = scope["headers"]
+        if (http.header(headers, b"upgrade") or b"").lower() == b"websocket":
+            return http.WEB_SOCKET
+        if self._keys and self._keys.name(headers) is None:
+            return http.NO_KEY
+        if self._denied(scope["raw_path"]):
+            return http.PATH_DENIED
+        if (http.length(headers) or 0) > int(self._listen.max_body_bytes):
+            return http.TOO_LARGE
+        return http.BUSY if self.in_flight > self._listen.max_in_flight else None
+
     async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
-        body: bytes | AsyncIterator[bytes] | None = None
-        uploaded = asyncio.Event()
-        dialect = DIALECTS.get(passage.scope["path"]) if passage.scope["method"] == "POST" else None
-        if dialect is not None:
-            passage.body = body = b"".join([part async for part in _stream(passage, receive, uploaded)])
-            self._understand(passage, dialect)
-        elif http.has_body(passage.scope["headers"]):
-            body = _stream(passage, receive, uploaded)
-        else:
-            uploaded.set()
-        answering = self._tasks.start("answer", self._forward(passage, body, send))
+        upload = Upload(receive, most=int(self._listen.max_body_bytes), silence=self._listen.read_timeout)
+        watch = None
         try:
-            await _until_answered_or_left(passage, answering, _left(receive, uploaded), self._tasks)
+            await self._read(passage, upload)
+            watch = self._tasks.start("watch", _watch(passage, upload, asyncio.current_task()))
+            await self._answer(passage, send)
+        except UploadError as error:
+            await self._not_uploaded(passage, error, send)
         except asyncio.CancelledError:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
-            raise
+            if not passage.left:
+                await self._cut_off(passage, send)
+            elif not passage.complete:  # many clients close as soon as they have read `[DONE]`
+                passage.problem = "client_left"
+        except Exception as error:  # noqa: BLE001  (the client gets an answer, or a connection that breaks)
+            if upload.problem is not None:  # in the middle of its upload, whatever the HTTP client made of that
+                await self._not_uploaded(passage, upload.problem, send)
+            else:
+                await self._fail(passage, error, send)
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    # --- the request ------------------------------------------------------------------------------------------
+
+    async def _read(self, passage: _Passage, upload: Upload) -> None:
+        """Reads as much of the body as somebody needs: what may be compared, or what names a model to route by."""
+        scope = passage.scope
+        if not http.has_body(scope["headers"]):
+            passage.to = self._routes.pick_by_path(scope["path"])
+            passage.body = await upload.read(0) or None
+            return
+        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" else None
+        compared = dialect is not None and any(upstream.mirror.references for upstream in self._routes.all)
+        if not compared and not self._routes.by_model:
+            passage.body = upload.stream()
+            return
+        whole = await upload.read(int(self._listen.max_body_bytes) if self._routes.by_model else self._copy_limit)
+        passage.body = upload.stream() if whole is None else whole
+        if dialect is not None:
+            self._understand(passage, dialect)
+        if self._routes.by_model and whole is not None:
+            passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
 
     def _understand(self, passage: _Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
         if http.header(passage.scope["headers"], b"content-encoding"):
             return
-        if len(passage.body) > int(self._settings.mirror.max_body_bytes):
-            self._mirror.skip("too_large")
+        body = passage.body
+        if not isinstance(body, bytes) or len(body) > self._copy_limit:
+            passage.to.mirror.skip("too_large")
             return
         try:
-            value = orjson.loads(passage.body)
+            value = orjson.loads(body)
         except orjson.JSONDecodeError:
             return
         if not isinstance(value, dict):
             return
         try:
-            self._plan(passage, Request(dialect, value))
+            self._plan(passage, Request(dialect, value), body)
         except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
             passage.request = passage.injection = passage.copy = None
             log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
 
-    def _plan(self, passage: _Passage, request: Request) -> None:
+    def _plan(self, passage: _Passage, request: Request, body: bytes) -> None:
         """Whether this exchange is in the sample, and what is put into it."""
-        header = self._settings.conversation.header
-        named = http.header(passage.scope["headers"], header.lower().encode()) if header else None
-        passage.dialect, passage.request = request.dialect, request
+        header = self._conversation_header
+        named = http.header(passage.scope["headers"], header) if header else None
+        passage.request = request
+        passage.to = self._routes.pick(request.model)
+        mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
-        if self._mirror.wants(request, passage.conversation):
-            passage.copy = []
-        if passage.copy is not None and self._mirror.ready:
-            can = self._mirror.primary.can
-            level, k = self._level(request.model), can.max_logprobs if can else 0
-            longest = can.max_model_len if can else None
-            passage.injection = plan(request, passage.body, level, k, room=_MAX_BUFFERED, longest=longest)
+        if not mirror.wants(request, passage.conversation):
+            return
+        passage.copy = []
+        if mirror.ready:
+            can, level = mirror.primary.can, passage.to.level(request.model)
+            k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
+            passage.injection = plan(request, body, level, k, room=_MAX_EDITED, longest=longest)
 
-    def _level(self, model: str) -> Level:
-        plain = time.monotonic() < self._plain_until.get(model, 0.0)
-        return Level.OFF if plain else self._settings.primary.level
+    # --- the answer -------------------------------------------------------------------------------------------
 
-    async def _forward(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None, send: Send) -> None:
+    async def _answer(self, passage: _Passage, send: Send) -> None:
+        response = await self._ask(passage)
         try:
-            async with await self._ask(passage, body) as response:
-                await self._relay(passage, response, send)
-        except Exception as error:  # noqa: BLE001  (the client gets an answer, or a connection that breaks)
-            if passage.problem == "client_left":  # in the middle of its upload, whatever the HTTP client made of that
-                raise ClientLeftError from None
-            if passage.status:  # headers are out: only a broken connection says that the answer is not whole
-                # (an ASGI server closes the connection of an answer that is not completed)
-                passage.problem = "upstream_broke"
-                log.warning("the primary broke off", exchange=passage.id, error=type(error).__name__)
-                return
-            await self._fail(passage, error, send)
+            whole = None
+            if passage.injection is not None and not passage.sse:
+                try:
+                    whole = await self._edited_body(passage, response, passage.injection)
+                except _OutgrownError:
+                    response.close()
+                    response = await self._ask_plainly(passage, "too_large")
+            await self._relay(passage, response, whole, send)
+        finally:
+            response.close()
 
-    async def _ask(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
-        """The primary's response; an error to an injected request is asked again as the client sent it."""
-        if passage.injection is not None:
-            response = await self._send(passage, passage.injection.body)
-            if response.status < 400:
-                return response
-            response.release()
-            passage.injection = None
-            plain = await self._send(passage, body)
-            if plain.status < 400 and response.status not in _NOT_NOW and passage.request is not None:
-                self._switch_off(passage.request.model, response.status)
-            return plain
-        return await self._send(passage, body)
+    async def _ask(self, passage: _Passage) -> aiohttp.ClientResponse:
+        """The primary's response; what comes of an injection that was not taken is asked again as the client sent it.
 
-    def _switch_off(self, model: str, status: int) -> None:
-        self._plain_until[model] = time.monotonic() + _PLAIN_FOR_S
-        self._metrics.injection_refused(model)
-        log.warning(
-            "the primary refused an injected request: sent plain for a while",
-            model=model[:100],
-            status=status,
-            seconds=_PLAIN_FOR_S,
-        )
+        That is an error, and an answer whose content is encoded, though the opposite was asked for: what was put in
+        could not be cut out of it.
+        """
+        injection = passage.injection
+        response = await self._send(passage, injection.body if injection else passage.body)
+        if injection is None:
+            return response
+        if response.status < 400 and not _encoded(response):
+            return response
+        response.close()
+        plain = await self._ask_plainly(passage, None)
+        if plain.status < 400 and response.status not in _NOT_NOW and passage.request is not None:
+            model = passage.request.model
+            seconds = passage.to.leave_plain(model)
+            self._metrics.injection_refused(model)
+            log.warning(
+                "the primary refused an injected request: its model is sent plain for a while",
+                model=model[:100],
+                status=response.status,
+                seconds=seconds,
+            )
+        return plain
 
-    async def _send(self, passage: _Passage, body: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
-        assert self._session is not None
-        query = passage.scope["query_string"]
-        url = URL((self._root + passage.path + (b"?" + query if query else b"")).decode("latin-1"), encoded=True)
+    async def _ask_plainly(self, passage: _Passage, problem: str | None) -> aiohttp.ClientResponse:
+        passage.injection, passage.copied = None, 0
+        passage.copy, passage.problem = None if problem else [], problem
+        return await self._send(passage, passage.body)
+
+    async def _send(self, passage: _Passage, body: Body) -> aiohttp.ClientResponse:
+        to, scope = passage.to, passage.scope
         headers = http.to_primary(
-            passage.scope["headers"],
+            scope["headers"],
             buffered=isinstance(body, bytes),
             injected=passage.injection is not None,
-            authorization=self._authorization,
+            drop=to.drop,
+            authorization=to.authorization,
         )
+        url = to.url(scope["raw_path"], scope["query_string"])
         began = time.monotonic()
         try:
-            return await self._session.request(
-                passage.scope["method"], url, headers=headers, data=body, allow_redirects=False
-            )
+            response = await self._pool.request(scope["method"], url, headers, body, to.timeout)
         finally:
-            passage.upstream += time.monotonic() - began
-
-    async def _relay(self, passage: _Passage, response: aiohttp.ClientResponse, send: Send) -> None:
-        injection = passage.injection
+            passage.waited += time.monotonic() - began
         passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
-        if response.headers.get("content-encoding", "identity") != "identity":
-            injection, passage.copy = None, None  # not to be read, so neither edited nor compared
-            passage.problem = "encoded"
-        whole = None
-        if injection is not None and not passage.sse:
-            whole = await self._edited_body(passage, response, injection)
-        passage.status = response.status
-        edited = injection is not None
-        headers = http.to_client(response.raw_headers, edited=edited, length=None if whole is None else len(whole))
-        headers += http.own(passage.id)
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        return response
+
+    async def _relay(
+        self, passage: _Passage, response: aiohttp.ClientResponse, whole: bytes | None, send: Send
+    ) -> None:
+        injection = passage.injection
+        if injection is None and passage.copy is not None and _encoded(response):
+            passage.leave_uncompared("encoded")
+        headers = http.to_client(
+            response.raw_headers,
+            status=response.status,
+            edited=injection is not None,
+            length=None if whole is None else len(whole),
+        )
+        passage.status, passage.answered = response.status, True
+        await send(
+            {"type": "http.response.start", "status": response.status, "headers": headers + http.own(passage.id)}
+        )
         if whole is not None:
             passage.first_byte = time.monotonic()
-            await send({"type": "http.response.body", "body": whole, "more_body": True})
-        elif injection is not None:
-            await self._relay_events(passage, response, injection, send)
-        else:
-            async for chunk in self._chunks(passage, response):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            passage.ended = passage.first_byte
+            await send({"type": "http.response.body", "body": whole, "more_body": False})
+            return
+        removal = Removal(injection.nulls) if injection is not None else None
+        while chunk := await self._next(passage, response):
+            if out := removal.feed(chunk) if removal else chunk:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
         passage.ended = time.monotonic()
-        passage.finished = True
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": removal.rest if removal else b"", "more_body": False})
+
+    async def _next(self, passage: _Passage, response: aiohttp.ClientResponse) -> bytes:
+        """The primary's next bytes as they come, copied while the copy is within its bound; b"" at the end."""
+        began = time.monotonic()
+        chunk = await response.content.readany()
+        now = time.monotonic()
+        passage.waited += now - began
+        if chunk:
+            if passage.first_byte is None:
+                passage.first_byte = now
+            passage.last = chunk
+            if passage.copy is not None:
+                passage.copied += len(chunk)
+                passage.copy.append(chunk)
+                if passage.copied > self._copy_limit:
+                    passage.leave_uncompared("too_large")
+        return chunk
 
     async def _edited_body(self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection) -> bytes:
         parts, size = [], 0
-        async for chunk in self._chunks(passage, response):
+        while chunk := await self._next(passage, response):
             parts.append(chunk)
             size += len(chunk)
-            if size > _MAX_BUFFERED:
-                raise aiohttp.ClientPayloadError("an answer too large to be edited")
+            if size > _MAX_EDITED:
+                raise _OutgrownError
         body = b"".join(parts)
         if len(body) > _EDIT_ASIDE:
             edited = await asyncio.to_thread(injection.nulls.apply, body)
@@ -281,136 +334,84 @@ class Forwarder:
             edited = injection.nulls.apply(body)
         return body if edited is None else edited
 
-    async def _relay_events(
-        self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection, send: Send
-    ) -> None:
-        removal = Removal(injection.nulls)
-        async for chunk in self._chunks(passage, response):
-            if out := removal.feed(chunk):
-                await send({"type": "http.response.body", "body": out, "more_body": True})
-        if rest := removal.rest:
-            await send({"type": "http.response.body", "body": rest, "more_body": True})
+    # --- where there is no answer -----------------------------------------------------------------------------
 
-    async def _chunks(self, passage: _Passage, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """The primary's chunks as they come, copied while the copy is within its bound, the waiting time counted."""
-        limit = int(self._settings.mirror.max_body_bytes)
-        stream = response.content
-        while True:
-            began = time.monotonic()
-            chunk = await stream.readany()
-            now = time.monotonic()
-            passage.upstream += now - began
-            if not chunk:
-                return
-            if passage.first_byte is None:
-                passage.first_byte = now
-            passage.last = chunk
-            if passage.copy is not None:
-                passage.copied += len(chunk)
-                passage.copy.append(chunk)
-                if passage.copied > limit:
-                    passage.copy, passage.problem = None, "too_large"
-            yield chunk
+    async def _not_uploaded(self, passage: _Passage, error: UploadError, send: Send) -> None:
+        if isinstance(error, ClientLeftError):
+            passage.problem = "client_left"
+        elif isinstance(error, TooLargeError | TooSlowError):
+            await self._refuse(passage, http.TOO_LARGE if isinstance(error, TooLargeError) else http.TOO_SLOW, send)
 
     async def _fail(self, passage: _Passage, error: Exception, send: Send) -> None:
-        """502 or 504 in OpenAI's error shape; what exactly failed is in the log, without addresses in the answer."""
-        late = isinstance(error, TimeoutError)
-        passage.status, passage.ended, passage.finished = (504 if late else 502), time.monotonic(), True
-        passage.problem = "unreachable"
-        message = "the model server did not answer in time" if late else "the model server cannot be reached"
-        log.warning("the primary failed", exchange=passage.id, error=type(error).__name__)
-        body = http.openai_error(message, "upstream_error", passage.status)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *http.own(passage.id),
-        ]
-        await send({"type": "http.response.start", "status": passage.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        """502 or 504; what exactly failed is in the log, and no address is in the answer."""
+        if passage.answered:
+            # Headers are out: only a broken connection says that the answer is not whole (an ASGI server closes the
+            # connection of an answer that is not completed).
+            passage.problem = "upstream_broke"
+        log.warning("the primary failed", exchange=passage.id, error=type(error).__name__, answered=passage.answered)
+        await self._refuse(passage, http.LATE if isinstance(error, TimeoutError) else http.UNREACHABLE, send)
+
+    async def _cut_off(self, passage: _Passage, send: Send) -> None:
+        """The server ends, and does not wait for this answer any longer."""
+        passage.problem = "shutting_down"
+        await self._refuse(passage, http.SHUTTING_DOWN, send)
+
+    async def _refuse(self, passage: _Passage, refusal: Refusal, send: Send) -> None:
+        """An answer of our own, if none has begun."""
+        if not passage.answered:
+            passage.status, passage.request = refusal.status, None
+            await refusal.answer(send, passage.id)
+
+    # --- the record -------------------------------------------------------------------------------------------
 
     def _record(self, passage: _Passage) -> None:
         """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
         try:
             self._count(passage)
-            self._offer(passage)
+            if passage.answered and passage.request is not None:
+                self._offer(passage, passage.request)
         except Exception as error:  # noqa: BLE001  (nothing of the record may break the primary path)
             log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
 
     def _count(self, passage: _Passage) -> None:
         now = time.monotonic()
         self._metrics.request(
-            dialect=passage.dialect.value if passage.dialect else "other",
+            dialect=passage.request.dialect.value if passage.request else "other",
             model=passage.request.model if passage.request else "",
-            code=passage.status if passage.problem != "client_left" else 499,
+            code=_CLIENT_LEFT if passage.problem == "client_left" else passage.status,
             stream=passage.sse,
-            upstream=passage.upstream,
+            upstream=passage.waited,
             total=now - passage.began,
             first_byte=passage.first_byte - passage.began if passage.first_byte else None,
         )
 
-    def _offer(self, passage: _Passage) -> None:
+    def _offer(self, passage: _Passage, request: Request) -> None:
         """Hands an answered exchange over; what had no injection and no copy is out of the sample, and counted so."""
-        if passage.request is None or passage.dialect is None or not passage.status or passage.problem == "unreachable":
-            return
         now = time.monotonic()
         body = b"".join(passage.copy or ())
-        timings = Timings(passage.began, passage.first_byte or now, passage.ended or now)
-        self._mirror.offer(
+        passage.to.mirror.offer(
             Capture(
                 id=passage.id,
-                request=passage.request,
+                request=request,
                 body=body,
                 stream=passage.sse,
                 status=passage.status,
                 conversation=passage.conversation,
                 began_at=passage.began_at,
-                timings=timings,
-                size=len(passage.body) + len(body),
+                timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
+                size=(len(passage.body) if isinstance(passage.body, bytes) else 0) + len(body),
                 problem=passage.problem or (None if passage.copy is not None else "sampled_out"),
             )
         )
 
 
-async def _until_answered_or_left(
-    passage: _Passage, answering: asyncio.Task[None], left: Coroutine[Any, Any, None], tasks: Tasks
-) -> None:
-    """Waits for the answer; a client that leaves first ends it.
-
-    Raises:
-        ClientLeftError: it left.
-    """
-    leaving = tasks.start("watch", left)
-    try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done() and not passage.finished:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
-            raise ClientLeftError
-        await answering
-    finally:
-        leaving.cancel()
+def _encoded(response: aiohttp.ClientResponse) -> bool:
+    return response.headers.get("content-encoding", "identity") != "identity"
 
 
-async def _left(receive: Receive, uploaded: asyncio.Event) -> None:
-    """Returns when the client has gone; while it still sends its body, `_stream` is the one that listens."""
-    await uploaded.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _stream(passage: _Passage, receive: Receive, uploaded: asyncio.Event) -> AsyncIterator[bytes]:
-    """The request's body as it comes; `uploaded` is set at its end.
-
-    Raises:
-        ClientLeftError: the client left before its end.
-    """
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            passage.problem = "client_left"
-            raise ClientLeftError
-        if body := message.get("body", b""):
-            yield body
-        if not message.get("more_body", False):
-            uploaded.set()
-            return
+async def _watch(passage: _Passage, upload: Upload, serving: asyncio.Task[None] | None) -> None:
+    """Ends the serving task when its client leaves."""
+    await upload.left()
+    passage.left = True
+    if serving is not None:
+        serving.cancel()

@@ -6,7 +6,7 @@ Label values are bounded: a tool or model beyond a limit becomes `other`. No con
 from collections import Counter
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
 from prometheus_client import Counter as Total
 from prometheus_client.exposition import choose_encoder
 
@@ -138,6 +138,9 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self._open = Gauge("counterproof_open_requests", "Requests of clients that are open now.", registry=registry)
+        self._tasks = Gauge("counterproof_tasks", "Tasks in the event loop now.", registry=registry)
+        ProcessCollector(registry=registry)
         self._up = Gauge(
             "counterproof_shadow_up",
             "1 while a shadow is found, warm and fit for this primary.",
@@ -222,6 +225,11 @@ class Metrics:
             self._positions.labels(shadow, model, region, where, basis).inc(count)
             if clarity is not None:
                 self._flips.labels(shadow, model, region, where, basis, clarity).inc(count)
+
+    def process(self, in_flight: int, tasks: int) -> None:
+        """Refreshes what is open at the moment of a scrape."""
+        self._open.set(in_flight)
+        self._tasks.set(tasks)
 
     def references(self, references: Sequence[Reference], primary: Peer) -> None:
         """Refreshes what is only true at the moment of a scrape."""

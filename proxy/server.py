@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,15 +11,17 @@ from typing import Any
 import structlog
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import Service
 from proxy.errors import StartError
-from proxy.settings import Settings
+from proxy.protocol import BoundedProtocol
+from proxy.settings import ListenSettings, Settings
 from shadow.tasks import Tasks
 
 log = structlog.get_logger("counterproof.server")
 
-_GRACE_SECONDS = 30  # what open streams may take to finish at shutdown
+_CONTROL_GRACE_SECONDS = 2  # a scrape is short
 
 
 class _Server(uvicorn.Server):
@@ -29,10 +32,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Any) -> _Server:
+def _server(app: Any, protocol: type[HttpToolsProtocol], grace: float) -> _Server:
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -41,9 +44,26 @@ def _server(app: Any) -> _Server:
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  (it waits for any number of seconds)
     )
     return _Server(config)
+
+
+def _bounded(settings: ListenSettings) -> type[BoundedProtocol]:
+    """The data port's protocol with its bounds: uvicorn takes a class and makes the connections itself."""
+
+    class Bounded(BoundedProtocol):
+        max_head_bytes = int(settings.max_head_bytes)
+        head_timeout = settings.read_timeout
+
+    return Bounded
+
+
+def _raise_descriptor_limit() -> None:
+    """Two descriptors per open stream: the usual soft limit of 1024 would end at 500 streams."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system that does not let us: then the limit stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
@@ -82,6 +102,7 @@ def run(settings: Settings, started: Started, until: Callable[[], Awaitable[None
     Raises:
         StartError: a port is taken, the ledger cannot be opened; nothing was started then.
     """
+    _raise_descriptor_limit()
     data = listen(settings.listen.host, settings.listen.port, "listen.port")
     try:
         control = listen(settings.control.host, settings.control.port, "control.port")
@@ -100,10 +121,21 @@ async def serve(
     until: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serves a service on two sockets, in a running loop."""
-    servers = (_server(service.data), _server(service.control))
+    listening = service.settings.listen
+    servers = (
+        _server(service.data, _bounded(listening), listening.shutdown_timeout),
+        _server(service.control, HttpToolsProtocol, _CONTROL_GRACE_SECONDS),
+    )
     tasks = Tasks("server")
     stop = asyncio.Event()
-    with _signals(stop):
+
+    def signalled() -> None:
+        if stop.is_set():  # asked a second time: what is open is cut off
+            for server in servers:
+                server.force_exit = True
+        stop.set()
+
+    with _signals(signalled):
         await service.open()
         try:
             running = [
@@ -115,7 +147,7 @@ async def serve(
             if until is not None:
                 waits.append(tasks.start("until", _until(until)))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            log.info("shutting down")
+            log.info("shutting down", open_requests=service.data.in_flight, at_most_s=listening.shutdown_timeout)
             for server in servers:
                 server.should_exit = True
             await asyncio.wait(running)
@@ -129,12 +161,12 @@ async def _until(until: Callable[[], Awaitable[None]]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def _signals(signalled: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     caught: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     try:
         for number in caught:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, signalled)
     except (RuntimeError, ValueError):  # not in the main thread: whoever runs this one stops it by `until`
         caught = ()
     try:

@@ -5,6 +5,8 @@ error is `proxy.configfile`'s business.
 """
 
 import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -23,10 +25,13 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from proxy.inject import Level
+from proxy.keys import digest
+from proxy.paths import ADMINISTRATIVE
 from shadow.engine import Endpoint
 from shadow.mirror import Limits
 
 ENV_PREFIX = "COUNTERPROOF_"
+_SHORTEST_KEY = 16
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -81,10 +86,14 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+Location = tuple[str | int, ...]
+"""Where in the configuration: keys and list positions."""
+
+
 class FaultAt(ValueError):  # noqa: N818  (read as a sentence where it is raised)
     """A fault of the whole that shows at one place."""
 
-    def __init__(self, at: tuple[str | int, ...], message: str) -> None:
+    def __init__(self, at: Location, message: str) -> None:
         super().__init__(message)
         self.at = at
 
@@ -113,9 +122,9 @@ class PrimarySettings(_Section):
         """The most that may be injected."""
         return {"auto": Level.FULL, "ids": Level.IDS, "off": Level.OFF}[self.logprobs]
 
-    def endpoint(self) -> Endpoint:
+    def endpoint(self, name: str = "primary") -> Endpoint:
         """The primary as an engine that can be asked what it can do."""
-        return Endpoint("primary", self.base_url, self.model, _secret(self.api_key), max_concurrency=1)
+        return Endpoint(name, self.base_url, self.model, _secret(self.api_key), max_concurrency=1)
 
 
 class ShadowSettings(_Section):
@@ -169,6 +178,9 @@ class LedgerSettings(_Section):
     """Where what was found is kept, and how much of it."""
 
     path: Path | None = Field(default=Path("counterproof.db"), description="null keeps no ledger")
+    keep: Seconds | None = Field(
+        default=30 * 86400.0, description="how long an exchange is kept (30d, 12h); null keeps everything"
+    )
     content: Literal["none", "redacted", "full"] = "redacted"
 
 
@@ -177,6 +189,65 @@ class ListenSettings(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8080
+    max_in_flight: int = Field(default=4096, ge=1, description="open requests; one more is told 503 and when to retry")
+    max_body_bytes: ByteSize = Field(default=ByteSize(64 * 1024 * 1024), description="a larger request body is 413")
+    max_head_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024), description="a request's line and headers; larger ones are 431"
+    )
+    read_timeout: Seconds = Field(
+        default=60.0, description="the longest silence of a client that is sending its head or its body"
+    )
+    shutdown_timeout: Seconds = Field(default=30.0, description="what open answers may take to finish at shutdown")
+
+
+class PathSettings(_Section):
+    """What of the primary is served."""
+
+    deny: tuple[str, ...] = Field(
+        default=ADMINISTRATIVE, description="paths that are 403, at any depth; a list of yours replaces the default one"
+    )
+    allow: tuple[str, ...] = Field(default=(), description="whole paths that are served all the same")
+
+    @field_validator("deny", "allow")
+    @classmethod
+    def _paths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not path.startswith("/") or not path.strip("/"):
+                raise ValueError(f"{path!r}: a path begins with / and names something, like /sleep")
+        return value
+
+
+class ClientKey(_Section):
+    """A key that lets a client in: itself, or its SHA-256."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    key: Key | None = None
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either key or sha256 (of the key, in hexadecimal)")
+        if self.key is not None and len(self.key.get_secret_value()) < _SHORTEST_KEY:
+            raise ValueError(f"a key has at least {_SHORTEST_KEY} characters")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """What is compared: the key itself is not kept."""
+        return bytes.fromhex(self.sha256) if self.sha256 else digest(self.key.get_secret_value() if self.key else "")
+
+
+class RouteSettings(_Section):
+    """Another primary, with shadows of its own, for some models."""
+
+    model: str = Field(min_length=1, description="a glob on the request's model, like qwen*; the first match wins")
+    primary: PrimarySettings
+    shadows: tuple[ShadowSettings, ...] = ()
+
+    def takes(self, model: str) -> bool:
+        """Whether requests for a model go here."""
+        return fnmatchcase(model, self.model)
 
 
 class ControlSettings(_Section):
@@ -210,6 +281,9 @@ class Settings(BaseSettings):
     shadows: tuple[ShadowSettings, ...] = ()
     mirror: MirrorSettings = MirrorSettings()
     conversation: ConversationSettings = ConversationSettings()
+    routes: tuple[RouteSettings, ...] = ()
+    client_keys: tuple[ClientKey, ...] = ()
+    paths: PathSettings = PathSettings()
     ledger: LedgerSettings = LedgerSettings()
     listen: ListenSettings = ListenSettings()
     control: ControlSettings = ControlSettings()
@@ -229,26 +303,49 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        seen = set()
-        for i, shadow in enumerate(self.shadows):
-            if shadow.name in seen:
-                raise FaultAt(("shadows", i, "name"), f"{shadow.name!r} is the name of another shadow already")
-            seen.add(shadow.name)
-            same_model = shadow.model is None or self.primary.model is None or shadow.model == self.primary.model
-            if same_model and _place(shadow.base_url) == _place(self.primary.base_url):
-                raise FaultAt(
-                    ("shadows", i, "base_url"),
-                    "is the primary itself; an engine cannot give a second opinion on itself",
-                )
-        if self.primary.api_key and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
+        self._shadows_are_others()
+        self._keys_differ()
+        lends = [at for at, primary, _ in self._primaries() if primary.api_key]
+        if lends and not self.client_keys and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
             raise FaultAt(
                 ("listen", "host"),
-                "with primary.api_key an exposed data port would lend that key to everybody who reaches it; "
-                "keys of the clients' own cannot be configured yet",
+                f"with {'.'.join(map(str, lends[0]))}.api_key an exposed data port would lend that key to everybody "
+                "who reaches it: give the clients keys of their own (client_keys)",
             )
         if self.listen.port == self.control.port and self.listen.port:
             raise FaultAt(("control", "port"), f"{self.control.port} is the data port already")
         return self
+
+    def _primaries(self) -> Iterator[tuple[Location, PrimarySettings, tuple[ShadowSettings, ...]]]:
+        """Each primary with its place in the configuration and its shadows; the default one last, as it is asked."""
+        for i, route in enumerate(self.routes):
+            yield ("routes", i, "primary"), route.primary, route.shadows
+        yield ("primary",), self.primary, self.shadows
+
+    def _shadows_are_others(self) -> None:
+        seen = set()
+        for at, primary, shadows in self._primaries():
+            for i, shadow in enumerate(shadows):
+                place = (*at[:-1], "shadows", i)
+                if shadow.name in seen:
+                    raise FaultAt((*place, "name"), f"{shadow.name!r} is the name of another shadow already")
+                seen.add(shadow.name)
+                same_model = shadow.model is None or primary.model is None or shadow.model == primary.model
+                if same_model and _place(shadow.base_url) == _place(primary.base_url):
+                    raise FaultAt(
+                        (*place, "base_url"),
+                        "is the primary itself; an engine cannot give a second opinion on itself",
+                    )
+
+    def _keys_differ(self) -> None:
+        names, digests = set(), set()
+        for i, key in enumerate(self.client_keys):
+            if key.name in names:
+                raise FaultAt(("client_keys", i, "name"), f"{key.name!r} is the name of another key already")
+            if key.digest in digests:
+                raise FaultAt(("client_keys", i), "is the same key as another one; each client has its own")
+            names.add(key.name)
+            digests.add(key.digest)
 
 
 def _place(url: str) -> tuple[str, int, str]:

@@ -35,7 +35,8 @@ class Proxy:
 
     async def settled(self) -> None:
         """Returns when the mirror has nothing left to do."""
-        assert await self.service.mirror.drain(30)
+        for mirror in self.service.mirrors:
+            assert await mirror.drain(30)
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry the labels."""
@@ -111,6 +112,7 @@ async def proxy(
 
 async def _fit(service: Service) -> None:
     async with asyncio.timeout(20):
-        for reference in service.mirror.references:
-            while reference.standing(service.mirror.primary)[0] is not State.READY:
-                await asyncio.sleep(0.01)
+        for mirror in service.mirrors:
+            for reference in mirror.references:
+                while reference.standing(mirror.primary)[0] is not State.READY:
+                    await asyncio.sleep(0.01)

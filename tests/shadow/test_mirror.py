@@ -125,8 +125,8 @@ def test_a_reference_with_another_tokenizer_or_a_shorter_context_is_refused_and_
         async with StandIn([TEXT]) as engine, StandIn(tokenizer_shift=5) as other, StandIn(max_model_len=100) as short:
             async with proxy(tmp_path, engine, other, short, fit=False) as door:
                 async with asyncio.timeout(10):
-                    while any(r.peer.can is None for r in door.service.mirror.references) or (
-                        door.service.mirror.primary.can is None
+                    while any(r.peer.can is None for r in door.service.mirrors[0].references) or (
+                        door.service.mirrors[0].primary.can is None
                     ):
                         await asyncio.sleep(0.01)
                 await ask(door, 1)
@@ -164,7 +164,7 @@ def test_what_still_waits_at_the_end_is_dropped_by_name(tmp_path: Path) -> None:
             async with proxy(tmp_path, engine, shadow, shadow={"max_concurrency": 1}) as door:
                 shadow.faults = Faults(hang_before_headers=True)
                 await ask(door, 3)
-                mirror, metrics = door.service.mirror, door.service.metrics
+                mirror, metrics = door.service.mirrors[0], door.service.metrics
                 await mirror.close()
                 text = metrics.text("")[0].decode()
                 assert 'counterproof_mirror_total{outcome="dropped",reason="shutting_down",shadow="s0"} 3.0' in text

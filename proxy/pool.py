@@ -1,0 +1,126 @@
+"""Connections to the primaries: kept ones, and a second try where a kept one had just been closed by its other end."""
+
+import asyncio
+import functools
+import io
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from multidict import CIMultiDict
+from yarl import URL
+
+Body = bytes | AsyncIterator[bytes] | None
+
+_KEEP_ALIVE_S = 3.0  # below vLLM's own 5 s: a connection is rarely used when its other end is just closing it
+_READ_BUFFER = 256 * 1024
+_HEAD_BYTES = 256 * 1024  # of an answer's single header; the primary's headers are its own business
+_HEADERS = 10_000
+_LARGE_BODY = 1024 * 1024  # aiohttp writes larger ones in pieces where it gets a file
+
+
+class _Connection(ResponseHandler):
+    """One that knows whether it served a request before, and whether it heard anything since this one began."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.requests = 0
+        self.heard = False
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        super().data_received(data)
+
+    @property
+    def was_stale(self) -> bool:
+        """Whether its end says only that it had been kept for too long: nothing was answered, perhaps nothing read."""
+        return self.requests > 1 and not self.heard
+
+
+_CURRENT: ContextVar[_Connection | None] = ContextVar("connection", default=None)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells the task that asks which connection it got."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = functools.partial(_Connection, loop=self._loop)
+
+    async def connect(self, req: ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109  (aiohttp's signature)
+        got = await super().connect(req, traces, timeout)
+        if isinstance(got.protocol, _Connection):
+            got.protocol.requests += 1
+            got.protocol.heard = False
+            _CURRENT.set(got.protocol)
+        return got
+
+
+class Pool:
+    """HTTP/1.1 connections to all primaries. `open` in a running loop, `close` at the end."""
+
+    def __init__(self) -> None:
+        self._kept: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Makes the pool."""
+        self._kept = _session(_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S))
+        self._fresh = _session(_Connector(limit=0, force_close=True))
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        for session in (self._kept, self._fresh):
+            if session:
+                await session.close()
+
+    async def request(
+        self, method: str, url: URL, headers: CIMultiDict[str], body: Body, limits: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        """Sends a request and returns once its answer's head is there; the caller closes the response.
+
+        A kept connection that ends before any answer byte is no answer: a body that is at hand is sent once more, over
+        a fresh connection.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: no answer.
+        """
+        assert self._kept is not None
+        assert self._fresh is not None
+        _CURRENT.set(None)
+        try:
+            return await self._send(self._kept, method, url, headers, body, limits)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
+            used = _CURRENT.get()
+            if used is None or not used.was_stale or not (body is None or isinstance(body, bytes)):
+                raise
+        return await self._send(self._fresh, method, url, headers, body, limits)
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: Body,
+        limits: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > _LARGE_BODY else body
+        return await session.request(method, url, headers=headers, data=data, allow_redirects=False, timeout=limits)
+
+
+def _session(connector: _Connector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=_READ_BUFFER,
+        max_line_size=_HEAD_BYTES,
+        max_field_size=_HEAD_BYTES,
+        max_headers=_HEADERS,
+        trust_env=False,
+    )

@@ -1,0 +1,94 @@
+"""A client's request body on its way in: read whole up to a bound, or passed on as it comes; and whether it left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from proxy.http import Receive
+
+
+class UploadError(Exception):
+    """The body did not come in whole."""
+
+
+class ClientLeftError(UploadError):
+    """The client closed its connection."""
+
+
+class TooLargeError(UploadError):
+    """The body is larger than is taken."""
+
+
+class TooSlowError(UploadError):
+    """The client was silent for too long in the middle of its body."""
+
+
+class Upload:
+    """One body. `most` in bytes, `silence` in seconds; `problem` is what ended it early, whoever was reading."""
+
+    def __init__(self, receive: Receive, *, most: int, silence: float) -> None:
+        self._receive, self._most, self._silence = receive, most, silence
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._more = True
+        self._ended: asyncio.Event | None = None
+        self.problem: UploadError | None = None
+
+    async def read(self, bound: int) -> bytes | None:
+        """The whole body; None as soon as it is larger than `bound`: `stream` then gives all of it.
+
+        Raises:
+            UploadError: it did not come in whole.
+        """
+        while self._more:
+            self._parts.append(await self._next())
+            if self._size > bound:
+                return None
+        if len(self._parts) > 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0] if self._parts else b""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The body from its beginning, in the parts that the client sends. May be asked for once.
+
+        Raises:
+            UploadError: it did not come in whole.
+        """
+        if self._more:
+            self._ended = asyncio.Event()
+        return self._stream()
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            yield part
+        while self._more:
+            if part := await self._next():
+                yield part
+        if self._ended:
+            self._ended.set()
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._silence):
+                message = await self._receive()
+        except TimeoutError:
+            raise self._fail(TooSlowError()) from None
+        if message["type"] == "http.disconnect":
+            raise self._fail(ClientLeftError())
+        part: bytes = message.get("body", b"")
+        self._more = message.get("more_body", False)
+        self._size += len(part)
+        if self._size > self._most:
+            raise self._fail(TooLargeError())
+        return part
+
+    def _fail(self, problem: UploadError) -> UploadError:
+        self.problem = problem
+        return problem
+
+    async def left(self) -> None:
+        """Returns when the client has gone. While its body is streamed, whoever reads that is the one to notice."""
+        if self._ended:
+            await self._ended.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

@@ -85,7 +85,7 @@ class Service:
             return None
         lost = Counter("counterproof_ledger_lost", "Records that could not be written.", registry=self.metrics.registry)
         try:
-            return Ledger(settings.ledger.path, on_loss=lost.inc)
+            return Ledger(settings.ledger.path, keep=settings.ledger.keep, on_loss=lost.inc)
         except LedgerError as error:
             raise StartError(f"ledger.path: {error}") from None
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollec
 from prometheus_client import Counter as Total
 from prometheus_client.exposition import choose_encoder
 
+from shadow.breaker import Circuit
 from shadow.divergence import Outcome, flips, window
 from shadow.examine import ChoiceReport, Examination
 from shadow.exchange import Exchange
@@ -147,6 +148,12 @@ class Metrics:
             ["shadow"],
             registry=registry,
         )
+        self._circuit = Gauge(
+            "counterproof_shadow_circuit_open",
+            "1 while a shadow is not asked because it failed several times in a row.",
+            ["shadow"],
+            registry=registry,
+        )
 
     # --- the door ---------------------------------------------------------------------------------------------
 
@@ -236,6 +243,7 @@ class Metrics:
         for reference in references:
             state, _why = reference.standing(primary)
             self._up.labels(reference.name).set(state is State.READY)
+            self._circuit.labels(reference.name).set(reference.breaker.state is not Circuit.CLOSED)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """The exposition in the format that a scraper accepts, and its content type."""

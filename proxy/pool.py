@@ -48,7 +48,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._factory = functools.partial(_Connection, loop=self._loop)
+        self._factory = functools.partial(_Connection, loop=self._loop)  # type: ignore[assignment]
 
     async def connect(self, req: ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109  (aiohttp's signature)
         got = await super().connect(req, traces, timeout)

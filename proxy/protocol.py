@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from proxy.http import Refusal
 
@@ -87,7 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._end_timer()
         log.info("a request was refused before it was whole", status=refusal.status)
-        if self.cycle is None or self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
             body = refusal.body
             self.transport.write(
                 STATUS_LINE[refusal.status]

@@ -11,7 +11,6 @@ from typing import Any
 import structlog
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import Service
 from proxy.errors import StartError
@@ -32,7 +31,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Any, protocol: type[HttpToolsProtocol], grace: float) -> _Server:
+def _server(app: Any, protocol: type[BoundedProtocol], grace: float) -> _Server:
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -44,7 +43,7 @@ def _server(app: Any, protocol: type[HttpToolsProtocol], grace: float) -> _Serve
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]  (it waits for any number of seconds)
+        timeout_graceful_shutdown=grace,  # type: ignore[arg-type]
     )
     return _Server(config)
 
@@ -124,7 +123,7 @@ async def serve(
     listening = service.settings.listen
     servers = (
         _server(service.data, _bounded(listening), listening.shutdown_timeout),
-        _server(service.control, HttpToolsProtocol, _CONTROL_GRACE_SECONDS),
+        _server(service.control, BoundedProtocol, _CONTROL_GRACE_SECONDS),
     )
     tasks = Tasks("server")
     stop = asyncio.Event()

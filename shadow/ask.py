@@ -107,6 +107,12 @@ def continuation(request: Request, model: str, history: Sequence[int], *, used: 
     return body | {"kv_transfer_params": {"prompt_token_ids": list(history)}}
 
 
+def repetition(request: Request, model: str, *, expected: int) -> dict[str, Any]:
+    """The whole request again; where the client set no limit, with room for twice the `expected` tokens."""
+    body = allowed(request, model)
+    return body if client_limit(request) is not None else body | {"max_tokens": 2 * expected + 256}
+
+
 def client_limit(request: Request) -> int | None:
     """The client's own limit of output tokens, None where it set none."""
     for name in ("max_completion_tokens", "max_tokens"):

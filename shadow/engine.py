@@ -151,9 +151,12 @@ class Engine:
         body = ask.continuation(request, self.model, history, used=used, expected=expected)
         return await self._chat(body, stream=stream, want_prompt=tuple(history))
 
-    async def replay(self, request: Request, prompt: Sequence[int] | None = None) -> Choice:
-        """The whole request again, free, greedy; on the primary's prompt ids where they are given (chat only)."""
-        body = ask.allowed(request, self.model)
+    async def replay(self, request: Request, prompt: Sequence[int] | None = None, *, expected: int) -> Choice:
+        """The whole request again, free, greedy; on the primary's prompt ids where they are given (chat only).
+
+        `expected` is how many tokens the primary wrote: the bound where the client set none.
+        """
+        body = ask.repetition(request, self.model, expected=expected)
         if request.dialect is Dialect.COMPLETIONS:
             async with self._slots:
                 answer = answers.read(request.dialect, await self.post("/v1/completions", body), stream=False)

@@ -84,6 +84,15 @@ def not_comparable(exchange: Exchange) -> str | None:
     return None
 
 
+_REPLAYED = frozenset({"multimodal", "not_injectable", "no_token_ids", "no_prompt_ids", "hidden_reasoning"})
+"""What cannot be compared on tokens, but by the calls of the reference's own answer to the same request."""
+_UNTOLD_TOKENS = 512  # how long an answer is thought to be whose length was not told
+
+
+def _by_replay(request: Request, reason: str | None) -> bool:
+    return reason in _REPLAYED and request.dialect is Dialect.CHAT and request.tool_choice != "none"
+
+
 def _choice_reason(request: Request, choice: Choice) -> str | None:
     if choice.token_ids is None:
         return "hidden_reasoning" if request.hides_reasoning else "no_token_ids"
@@ -94,11 +103,12 @@ def _choice_reason(request: Request, choice: Choice) -> str | None:
 
 async def examine(exchange: Exchange, engine: Engine, can: Capabilities, primary: Capabilities | None) -> Examination:
     """Asks one reference about one exchange. Never raises `EngineError`: what failed is the outcome and its reason."""
-    if reason := not_comparable(exchange):
+    reason = not_comparable(exchange)
+    if reason and not _by_replay(exchange.request, reason):
         return Examination.without(engine.name, exchange, "not_comparable", reason)
     result = Examination(engine.name)
     try:
-        await _examine(exchange, engine, can, primary, result)
+        await _examine(exchange, engine, can, primary, result, reason)
     except EngineError as error:
         result.outcome = "not_comparable" if isinstance(error, Refused) else "failed"
         result.reason, result.detail = error.reason, str(error)
@@ -107,13 +117,22 @@ async def examine(exchange: Exchange, engine: Engine, can: Capabilities, primary
 
 
 async def _examine(
-    exchange: Exchange, engine: Engine, can: Capabilities, primary: Capabilities | None, result: Examination
+    exchange: Exchange,
+    engine: Engine,
+    can: Capabilities,
+    primary: Capabilities | None,
+    result: Examination,
+    reason: str | None,
 ) -> None:
     request = exchange.request
+    own: Choice | None = None
     for choice in exchange.answer.choices.values():
         report = ChoiceReport(choice.index, calls=choice.calls)
-        report.not_comparable = _choice_reason(request, choice)
-        if report.not_comparable is None:
+        report.not_comparable = reason or _choice_reason(request, choice)
+        if _by_replay(request, report.not_comparable):
+            own = own or await engine.replay(request, expected=_told_tokens(exchange))
+            _compare_calls(report, own)
+        elif report.not_comparable is None:
             raw = primary is None or primary.logprobs_mode is LogprobsMode.RAW
             await _Examiner(request, choice, engine, can, report, raw_logprobs=raw).run()
         elif choice.calls:
@@ -124,6 +143,19 @@ async def _examine(
         result.outcome, result.reason = "not_comparable", reasons[0] or "empty"
         return
     result.prompt_differs = await _prompt_differs(exchange, engine, can)
+
+
+def _told_tokens(exchange: Exchange) -> int:
+    told = (exchange.answer.usage or {}).get("completion_tokens")
+    return told if type(told) is int and told >= 0 else _UNTOLD_TOKENS
+
+
+def _compare_calls(report: ChoiceReport, own: Choice) -> None:
+    """On histories of their own: the same calls countersign each other, other ones say nothing, and why is kept."""
+    report.ways.append("replay")
+    report.reference_calls = own.calls
+    why, report.not_comparable = report.not_comparable or "", None
+    report.findings = compare.judge_calls(report.calls, own.calls, differing=Word.UNVERIFIED, reason=why)
 
 
 async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities) -> bool | None:
@@ -246,7 +278,11 @@ class _Examiner:
                     expected=len(self.output) - start,
                 )
             else:
-                own = await self.engine.replay(self.request, self.prompt if self.can.chat_prompt_ids else None)
+                own = await self.engine.replay(
+                    self.request,
+                    self.prompt if self.can.chat_prompt_ids else None,
+                    expected=len(self.output),
+                )
         except EngineError as error:
             if not self.report.positions:
                 raise

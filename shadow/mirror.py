@@ -16,7 +16,7 @@ from shadow.compare import own_findings
 from shadow.conversation import in_sample
 from shadow.examine import Examination
 from shadow.exchange import Answer, Dialect, Exchange, Request, Timings
-from shadow.reference import Peer, Reference, State
+from shadow.reference import CIRCUIT_OPEN, Peer, Reference, State
 from shadow.tasks import Tasks
 from shadow.wire import answers
 from validators import Finding
@@ -100,8 +100,14 @@ class _Line:
     def name(self) -> str:
         return self.reference.name
 
-    def admit(self, capture: Capture) -> str | None:
+    def open(self, primary: Peer) -> bool:
+        """Whether an exchange that begins now is likely to be asked about."""
+        return self.count < self._limits.max_queue and self.reference.asked(primary)
+
+    def admit(self, capture: Capture, primary: Peer) -> str | None:
         """Takes an exchange in, or says why not."""
+        if self.reference.standing(primary)[0] is State.READY and not self.reference.asked(primary):
+            return CIRCUIT_OPEN
         if self.count >= self._limits.max_queue:
             return "queue_full"
         if self._size + capture.size > self._limits.max_queue_bytes:
@@ -171,7 +177,7 @@ class Mirror:
     @property
     def ready(self) -> bool:
         """Whether any shadow can be asked now: without one, token ids are not worth asking the primary for."""
-        return any(line.reference.standing(self.primary)[0] is State.READY for line in self._lines)
+        return any(line.open(self.primary) for line in self._lines)
 
     def offer(self, capture: Capture) -> None:
         """Takes an exchange, or drops it under a named reason. Returns at once."""
@@ -180,7 +186,7 @@ class Mirror:
             return
         admitted = []
         for line in self._lines:
-            dropped = "shutting_down" if self._closing else line.admit(capture)
+            dropped = "shutting_down" if self._closing else line.admit(capture, self.primary)
             if dropped:
                 self._sink.outcome(line.name, "dropped", dropped)
             else:

@@ -1,18 +1,24 @@
 """A reference engine and the state it is in: cold until it was asked and warmed, refused where the pair cannot be."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from enum import StrEnum
 
 import structlog
 import tenacity
 
+from shadow.breaker import Breaker
 from shadow.capabilities import Capabilities, discover, refusal_as_pair, served_model
 from shadow.engine import Endpoint, Engine
-from shadow.errors import EngineError, Unreachable
+from shadow.errors import EngineError, Refused, TimedOut, Unreachable
 from shadow.examine import Examination, examine
 from shadow.exchange import Exchange
 
 log = structlog.get_logger("counterproof.reference")
+
+CIRCUIT_OPEN = "circuit_open"
+"""Why an exchange was dropped whose shadow failed several times in a row."""
 
 _CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
 _RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
@@ -102,14 +108,22 @@ class Peer:
 class Reference:
     """One shadow: an engine, and whether it may speak about this primary."""
 
-    def __init__(self, endpoint: Endpoint, role: str = "reference") -> None:
+    def __init__(
+        self, endpoint: Endpoint, role: str = "reference", *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.peer = Peer(endpoint, reference=True)
         self.role = role
+        self.breaker = Breaker()
+        self._clock = clock
 
     @property
     def name(self) -> str:
         """The shadow's name."""
         return self.peer.name
+
+    def asked(self, primary: Peer) -> bool:
+        """Whether an exchange that is offered now would be asked about."""
+        return self.standing(primary)[0] is State.READY and self.breaker.allows(self._clock())
 
     def standing(self, primary: Peer) -> tuple[State, str]:
         """The state of the pair and why. It is cold until both engines were asked."""
@@ -127,11 +141,29 @@ class Reference:
             word = {State.COLD: "cold", State.DOWN: "unreachable"}.get(state) or why.partition(":")[0]
             outcome = "failed" if state is State.DOWN else "not_comparable"
             return Examination.without(self.name, exchange, outcome, word)
+        if not self.breaker.begin(self._clock()):
+            return Examination.without(self.name, exchange, "dropped", CIRCUIT_OPEN)
         try:
             async with asyncio.timeout(self.peer.engine.endpoint.timeout):
                 result = await examine(exchange, self.peer.engine, self.peer.can, primary.can)
         except TimeoutError:
-            return Examination.without(self.name, exchange, "failed", "timeout")
-        if result.outcome == "failed" and result.reason == Unreachable.reason:
-            self.peer.suspect()
+            result = Examination.without(self.name, exchange, "failed", TimedOut.reason)
+        except BaseException:
+            self.breaker.abandoned()
+            raise
+        self._learn(result)
         return result
+
+    def _learn(self, result: Examination) -> None:
+        """What an examination says about the engine itself."""
+        before = self.breaker.state
+        if result.outcome == "failed":
+            self.breaker.failed(self._clock())
+            if result.reason == Unreachable.reason:
+                self.peer.suspect()
+        elif result.outcome == "compared" or result.reason == Refused.reason:
+            self.breaker.succeeded()
+        else:
+            self.breaker.abandoned()
+        if (now := self.breaker.state) is not before:
+            log.warning("shadow circuit", shadow=self.name, state=now.value, reason=result.reason)

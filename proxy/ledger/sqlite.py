@@ -9,6 +9,7 @@ import json
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,8 @@ from shadow.errors import CounterproofError
 log = structlog.get_logger("counterproof.ledger")
 
 MAX_PENDING = 10_000
+_PRUNE_EVERY_S = 600.0
+_PRUNE_AT_ONCE = 500  # exchanges of one transaction: records that wait are written in between
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
@@ -32,6 +35,7 @@ CREATE TABLE IF NOT EXISTS examinations (
   lag REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (exchange, shadow)
 ) STRICT;
 """
+_OLDEST = "SELECT id FROM exchanges WHERE began_at < ? ORDER BY began_at LIMIT ?"
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -68,10 +72,23 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
 
 
 class Ledger:
-    """The writing side. `lost` counts records that did not fit the queue or could not be written."""
+    """The writing side. `lost` counts records that did not fit the queue or could not be written.
 
-    def __init__(self, path: Path, *, on_loss: Callable[[], None] = lambda: None) -> None:
+    What began more than `keep` seconds ago (of `clock`, epoch) is removed from time to time; None keeps everything. The
+    file's space is used again, it does not shrink. Whatever a transaction has committed survives the process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: float | None = None,
+        on_loss: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.path = path
+        self._keep, self._clock = keep, clock
+        self._prune_at = time.monotonic()
         self.lost = 0
         self._closed = False
         self._on_loss = on_loss
@@ -108,22 +125,50 @@ class Ledger:
     def _write(self) -> None:
         ended = False
         while not ended:
-            batch = [self._pending.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < 256:
-                    batch.append(self._pending.get_nowait())
+            batch = self._waiting()
             ended = None in batch
             rows = [item for item in batch if item is not None]
-            try:
-                self._connection.execute("BEGIN")
-                for statement, row in rows:
-                    self._connection.execute(statement, row)
-                self._connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                log.error("records were not written", count=len(rows), error=type(error).__name__)
+            if rows and not self._transact(rows):
                 self._lose(len(rows))
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
+            if not ended and self._keep is not None and time.monotonic() >= self._prune_at:
+                self._prune(self._clock() - self._keep)
+
+    def _waiting(self) -> list[tuple[str, tuple[Any, ...]] | None]:
+        """What is to be written next, at most 256 records; empty when it is time to remove old ones."""
+        timeout = None if self._keep is None else max(0.0, self._prune_at - time.monotonic())
+        batch = []
+        with contextlib.suppress(queue.Empty):
+            batch.append(self._pending.get(timeout=timeout) if timeout != 0 else self._pending.get_nowait())
+            while len(batch) < 256:
+                batch.append(self._pending.get_nowait())
+        return batch
+
+    def _transact(self, statements: list[tuple[str, tuple[Any, ...]]]) -> bool:
+        """Executes all or nothing; False for nothing."""
+        try:
+            self._connection.execute("BEGIN")
+            for statement, values in statements:
+                self._connection.execute(statement, values)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            log.error("the ledger was not written", count=len(statements), error=type(error).__name__)
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            return False
+        return True
+
+    def _prune(self, before: float) -> None:
+        """Removes the oldest exchanges, and comes back soon if there may be more of them."""
+        which = (before, _PRUNE_AT_ONCE)
+        count = self._connection.total_changes
+        done = self._transact([
+            (f"DELETE FROM examinations WHERE exchange IN ({_OLDEST})", which),  # noqa: S608  (a constant)
+            (f"DELETE FROM exchanges WHERE id IN ({_OLDEST})", which),  # noqa: S608
+        ])  # fmt: skip
+        removed = self._connection.total_changes - count
+        self._prune_at = time.monotonic() + (0.0 if done and removed else _PRUNE_EVERY_S)
+        if removed:
+            log.debug("old records were removed", count=removed)
 
     def close(self, seconds: float = 10.0) -> None:
         """Writes what waits and closes the file; gives up after so many seconds."""

@@ -238,7 +238,7 @@ def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
         assert process.stdout is not None
         base_url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
         async with Engine(Endpoint("s", base_url, "smollm2")) as engine:
-            choice = await engine.replay(Request(Dialect.CHAT, chat()))
+            choice = await engine.replay(Request(Dialect.CHAT, chat()), expected=64)
         assert choice.content == "I do."
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 10) == 0

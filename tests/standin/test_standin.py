@@ -65,7 +65,7 @@ def test_every_way_of_asking_says_the_same(scripts: tuple[Script, ...]) -> None:
             for start in (0, 3, len(output) - 1):
                 rest = await asking.go_on(request, [*prompt, *output[:start]], used=start, expected=99)
                 assert rest.token_ids == output[start:]
-            again = await asking.replay(request, prompt)
+            again = await asking.replay(request, prompt, expected=64)
             assert (again.token_ids, again.content, again.calls) == (output, free.content, again.calls)
 
     asyncio.run(main())
@@ -99,7 +99,7 @@ def test_two_scripts_part_where_their_texts_do() -> None:
             assert flips == [len(before)]
             row = dict(zip(scored.ids[flips[0]].tolist(), scored.logprobs[flips[0]].tolist(), strict=True))
             assert max(row.values()) - row[output[flips[0]]] == pytest.approx(0.04, abs=1e-5)
-            own = await asking.replay(Request(Dialect.CHAT, chat(tools=TOOLS)), prompt)
+            own = await asking.replay(Request(Dialect.CHAT, chat(tools=TOOLS)), prompt, expected=64)
             assert [call.arguments for call in own.calls] == ['{"city": "Rome", "n": 1}']
             assert (own.content, own.finish_reason) == (LEAD, "tool_calls")
 
@@ -222,7 +222,7 @@ def test_completions_follow_a_script_after_their_prompt() -> None:
         script = Script(after="The capital of France is", text=" Paris.")
         async with StandIn([script]) as engine, client(engine) as asking:
             body = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 20}
-            choice = await asking.replay(Request(Dialect.COMPLETIONS, body))
+            choice = await asking.replay(Request(Dialect.COMPLETIONS, body), expected=64)
             assert (choice.content, choice.finish_reason) == (" Paris.", "stop")
             prompt, output = known(choice)
             scored = await asking.score(prompt, output)

@@ -5,6 +5,7 @@ walk is by depth: a key counts at the top level or in an element of the top leve
 or deeper down. Whatever is no JSON object is returned untouched. Pure.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -126,6 +127,56 @@ def _array(text: bytes, start: int, element: Callable[[int], int]) -> int:
             return position
 
 
+class _Usual:
+    """What nearly every event of a stream looks like, as one match in C: compact, one choice, else only scalars.
+
+    Nothing of `top` stands in it. `groups` are its groups for the keys of `choice`; `delta` and `finish` are others.
+    """
+
+    def __init__(self, top: frozenset[bytes], choice: frozenset[bytes]) -> None:
+        self.groups = [key.decode() for key in choice]
+        self._pattern = _usual_pattern(choice)
+        self._absent = [_quoted(key) for key in top]
+        self._once = [_quoted(key) for key in (*choice, b"delta", b"finish_reason")]
+
+    def match(self, payload: bytes) -> re.Match[bytes] | None:
+        """The match, None where the payload has another shape."""
+        for key in self._absent:
+            if key in payload:
+                return None
+        for key in self._once:  # a group could tell only the last one
+            if payload.count(key) > 1:
+                return None
+        return self._pattern.fullmatch(payload)
+
+
+_usual = functools.lru_cache(maxsize=64)(_Usual)
+
+
+def _quoted(key: bytes) -> bytes:
+    return b'"' + key + b'":'
+
+
+def _usual_pattern(choice: frozenset[bytes]) -> re.Pattern[bytes]:
+    """Possessive throughout, so it never backtracks."""
+    scalar = rb"(?:" + _STRING + rb"|" + _SCALAR.pattern + rb"+)"
+    value = rb"(?:" + scalar + rb"|" + _SHALLOW.pattern + rb")"
+    named = [rb'"(?:%b)":(?P<%b>%b)' % (key, key, value) for key in sorted(choice)]
+    member = rb"(?:" + rb"|".join([
+        *named,
+        rb'"delta":(?P<delta>' + value + rb")",
+        rb'"finish_reason":(?P<finish>' + value + rb")",
+        _STRING + rb":" + value,
+    ]) + rb")"  # fmt: skip
+    plain = rb'(?!"choices":)' + _STRING + rb":" + scalar
+    return re.compile(
+        rb"\{(?:" + plain + rb",)*+"
+        rb'"choices":\[\{(?:' + member + rb'(?:,(?=")|(?=\}))' + rb")++\}\]"
+        rb"(?:," + plain + rb")*+\}",
+        re.DOTALL,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Nulls:
     """Puts `null` in place of the values of some keys.
@@ -140,6 +191,21 @@ class Nulls:
 
     def apply(self, payload: bytes) -> bytes | None:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""
+        usual = _usual(self.top, self.choice)
+        found = usual.match(payload)
+        if found is None:
+            return self._walk(payload)
+        if self.drop_empty and found["delta"] == b"{}" and found["finish"] == b"null":
+            return None
+        edits = []
+        for name in usual.groups:
+            start, end = found.span(name)
+            if start >= 0 and (end - start != 4 or payload[start:end] != b"null"):
+                edits.append((start, end, b"null"))
+        edits.sort()
+        return replace(payload, edits)
+
+    def _walk(self, payload: bytes) -> bytes | None:
         start = _skip_space(payload, 0)
         if not payload.startswith(b"{", start):
             return payload

@@ -122,6 +122,12 @@ class Removal:
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream is complete after this chunk, without what was injected."""
+        if not self._dropped_half and not self._splitter.rest and sse.is_one_event(chunk):
+            payload = chunk[6:-2]
+            edited = self._nulls.apply(payload)
+            if edited is None:
+                return b""
+            return chunk if edited is payload else b"data: " + edited + b"\n\n"
         return b"".join([self._edit(block) for block in self._splitter.feed(chunk)])
 
     @property

@@ -45,12 +45,16 @@ class Splitter:
         self._searched = max(0, len(self._buffer) - 3)
 
 
+def is_one_event(chunk: bytes) -> bool:
+    """Whether bytes are exactly one event as vLLM frames it: `data: …` and two LF. A stray CR is another framing."""
+    one = chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2
+    return one and b"\r" not in chunk
+
+
 def data_of(block: bytes) -> bytes | None:
     """The payload of a block: its `data` lines joined by LF, or None where it has none (a comment, a lone field)."""
-    if block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2:
-        payload = block[6:-2]  # what vLLM sends; a stray CR means another framing
-        if b"\r" not in payload:
-            return payload
+    if is_one_event(block):
+        return block[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in _lines(block) if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 
@@ -63,8 +67,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 def with_data(block: bytes, payload: bytes) -> bytes:
     """The block with another payload: comments, other fields, line ends and the order of lines stay as they were."""
-    one_line = block.startswith(b"data: ") and block.endswith(b"\n\n") and block.find(b"\n") == len(block) - 2
-    if one_line and b"\r" not in block:
+    if is_one_event(block):
         return b"data: " + payload + b"\n\n"
     out, left, position = [], payload.split(b"\n"), 0
     for end in _LINE_END.finditer(block):

@@ -7,7 +7,6 @@ nested, back slashes, doubled slashes, dots, case, path parameters and a mount p
 import functools
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from urllib.parse import unquote_to_bytes
 
 ADMINISTRATIVE = (
@@ -77,8 +76,8 @@ class Denied:
     """
 
     def __init__(self, deny: Sequence[str], allow: Sequence[str] = ()) -> None:
-        self._deny = [_pattern(pattern) for pattern in deny]
-        self._allow = [_pattern(pattern) for pattern in allow]
+        self._deny = re.compile("|".join(f"/{_pattern(path)}/" for path in deny) or "(?!)")
+        self._allow = re.compile("|".join(f"/{_pattern(path)}/" for path in allow) or "(?!)")
         self._remembered = functools.lru_cache(maxsize=1024)(self._denied)
 
     def __call__(self, path: bytes) -> bool:
@@ -89,20 +88,12 @@ class Denied:
         found = segments(path)
         if found is None:
             return True
-        if any(len(found) == len(pattern) and _fits(found, pattern) for pattern in self._allow):
-            return False
+        plain = f"/{'/'.join(found)}/"
         # At any depth: an engine that runs under a root path serves its routes below that as well.
-        return any(
-            _fits(found[start:], pattern)
-            for pattern in self._deny
-            for start in range(len(found) - len(pattern) + 1)
-        )  # fmt: skip
+        return self._deny.search(plain) is not None and self._allow.fullmatch(plain) is None
 
 
-def _pattern(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.lower().split("/") if part)
-
-
-def _fits(found: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether the first segments are those of the pattern."""
-    return all(fnmatchcase(name, part) for name, part in zip(found, pattern, strict=False))
+def _pattern(path: str) -> str:
+    """A path as a regular expression; `*` and `?` stay within their segment."""
+    plain = re.escape("/".join(part for part in path.lower().split("/") if part))
+    return plain.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")

@@ -108,8 +108,8 @@ def test_a_denied_path_can_be_allowed(tmp_path: Path) -> None:
 def test_clients_need_a_key_of_the_proxy_and_it_goes_no_further(tmp_path: Path, own: bool) -> None:  # noqa: FBT001
     async def main() -> None:
         primary = {"api_key": "sk-primary"} if own else {}
-        keys = {"client_keys": [{"name": "agents", "key": KEY}]}
-        async with StandIn([TEXT]) as engine, proxy(tmp_path, engine, primary=primary, **keys) as door:
+        keys = [{"name": "agents", "key": KEY}]
+        async with StandIn([TEXT]) as engine, proxy(tmp_path, engine, primary=primary, client_keys=keys) as door:
             url = f"{door.root}/v1/chat/completions"
             for headers in ({}, {"authorization": "Bearer sk-other"}, {"x-api-key": KEY[:-1]}):
                 async with door.session.post(url, json=chat(), headers=headers) as response:

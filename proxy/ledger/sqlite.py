@@ -128,7 +128,7 @@ class Ledger:
             batch = self._waiting()
             ended = None in batch
             rows = [item for item in batch if item is not None]
-            if rows and not self._transact(rows):
+            if rows and not self._transact(rows, "records were not written"):
                 self._lose(len(rows))
             if not ended and self._keep is not None and time.monotonic() >= self._prune_at:
                 self._prune(self._clock() - self._keep)
@@ -143,15 +143,15 @@ class Ledger:
                 batch.append(self._pending.get_nowait())
         return batch
 
-    def _transact(self, statements: list[tuple[str, tuple[Any, ...]]]) -> bool:
-        """Executes all or nothing; False for nothing."""
+    def _transact(self, statements: list[tuple[str, tuple[Any, ...]]], failed: str) -> bool:
+        """Executes all or nothing; False for nothing, and `failed` in the log."""
         try:
             self._connection.execute("BEGIN")
             for statement, values in statements:
                 self._connection.execute(statement, values)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            log.error("the ledger was not written", count=len(statements), error=type(error).__name__)
+            log.error(failed, count=len(statements), error=type(error).__name__)
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             return False
@@ -164,7 +164,7 @@ class Ledger:
         done = self._transact([
             (f"DELETE FROM examinations WHERE exchange IN ({_OLDEST})", which),  # noqa: S608  (a constant)
             (f"DELETE FROM exchanges WHERE id IN ({_OLDEST})", which),  # noqa: S608
-        ])  # fmt: skip
+        ], "old records were not removed")  # fmt: skip
         removed = self._connection.total_changes - count
         self._prune_at = time.monotonic() + (0.0 if done and removed else _PRUNE_EVERY_S)
         if removed:

@@ -1,6 +1,7 @@
 """The byte path in front of a stand-in: what goes in, what comes back, who is told when somebody leaves."""
 
 import asyncio
+import gzip
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from tests.proxy.answers import same
 from tests.proxy.serving import proxy
 from tests.standin import Faults, Script, StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat, post
@@ -29,30 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def same(body: bytes) -> bytes:
-    """An answer without what is random in it."""
-    return b"\n".join(_line(line) for line in body.replace(b"\r\n", b"\n").split(b"\n"))
-
-
 def without_time(body: bytes) -> bytes:
     return re.sub(rb'"created":\d+|modelperm-\w+', b"", body)
-
-
-def _line(line: bytes) -> bytes:
-    payload = line.removeprefix(b"data: ")
-    if not payload.startswith(b"{"):
-        return line
-    value = json.loads(payload)
-    value["id"] = value["created"] = None
-    text = json.dumps(value)
-    for call in [c for choice in value["choices"] for c in _calls(choice)]:
-        text = text.replace(call["id"], "call") if "id" in call else text
-    return text.encode()
-
-
-def _calls(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    said = choice.get("delta") or choice.get("message") or {}
-    return said.get("tool_calls") or []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -400,5 +380,57 @@ def test_a_request_over_the_mirrors_bound_passes_and_is_dropped_by_name(tmp_path
                 status, _, _ = await door.chat(chat(messages=long, max_tokens=2))
                 assert status in {200, 400}
                 assert await door.outcomes() == {("s0", "dropped", "too_large"): 1}
+
+    asyncio.run(main())
+
+
+def test_an_encoded_answer_to_an_injected_request_is_asked_again_plainly(tmp_path: Path) -> None:
+    """What stands before an engine may compress whatever was asked: what was put in could not be cut out of that."""
+    answers: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
+        answers.append(await reader.readexactly(length))
+        body = gzip.compress(b'{"choices":[]}')
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as reference, proxy(tmp_path, engine, reference) as door:
+            server = await asyncio.start_server(handle, "127.0.0.1", 0)
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                upstream = door.service.data._routes.default
+                upstream._root = b"http://127.0.0.1:%d" % port
+                status, body, response = await door.chat(chat(), headers={"accept-encoding": "gzip"})
+                assert (status, body) == (200, b'{"choices":[]}')  # the test's client decodes it
+                assert response.headers["content-encoding"] == "gzip"
+            assert len(answers) == 2
+            assert json.loads(answers[0])["return_token_ids"] is True
+            assert json.loads(answers[1]) == chat()
+            assert await door.metric("counterproof_injection_refused_total") == 1
+            await door.settled()
+            assert (await door.outcomes()) == {("s0", "not_comparable", "encoded"): 1}
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_outgrows_what_is_edited_is_asked_again_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.forward._MAX_EDITED", 1_000)
+
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:
+            direct = await post(engine, chat(max_tokens=1))
+            status, through, _ = await door.chat(chat(max_tokens=1))
+            assert (status, same(through)) == (200, same(direct))
+            sent = [json.loads(r.body).get("return_token_ids") for r in engine.received if b"Hello" in r.body]
+            assert sent == [None, True, None]
+            await door.settled()
+            assert (await door.outcomes()) == {("s0", "not_comparable", "too_large"): 1}
 
     asyncio.run(main())

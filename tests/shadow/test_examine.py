@@ -254,3 +254,69 @@ def test_a_client_cannot_steer_slow_or_read_the_reference() -> None:
             assert f'"{name}":'.encode() not in body
         assert b"[5,6,7]" not in body
         assert b'"temperature":0' in body or b'"messages"' in body
+
+
+# -- what has no token ids: the calls of a free answer
+
+
+IMAGE = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+]
+
+
+def judged_untold(
+    ours: Sequence[Script], theirs: Sequence[Script], request: dict[str, Any] | None = None, **fields: Any
+) -> Examination:
+    """The same of an exchange whose answer carried no ids; `request` are fields that only the shadow's view has."""
+
+    async def main() -> Examination:
+        async with StandIn(ours) as primary, StandIn(theirs) as reference, client(reference) as engine:
+            body = chat(tools=TOOLS) | fields
+            answer = answers.read(Dialect.CHAT, await post(primary, body), stream=False)
+            seen = Request(Dialect.CHAT, body | (request or {}))
+            exchange = Exchange("cp-1", seen, answer, 200, 0.0, Timings(0, 0, 0), "c")
+            result = await examine(exchange, engine, await discover(engine), None)
+            asked = [r for r in reference.received if r.path == "/v1/chat/completions"]
+            assert not result.choices or len(asked) <= 3  # those of `discover` included
+            return result
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "why"),
+    [
+        ({}, "no_token_ids"),
+        ({"include_reasoning": False}, "hidden_reasoning"),
+        ({"messages": [{"role": "user", "content": IMAGE}]}, "multimodal"),
+        ({"use_beam_search": True}, "not_injectable"),
+    ],
+)
+@pytest.mark.parametrize(("theirs", "word"), [([PARIS], "match"), ([CLEARLY, PARIS], "unverified")])
+def test_calls_without_token_ids_are_compared_with_a_free_answer(
+    request_fields: dict[str, Any], why: str, theirs: list[Script], word: str
+) -> None:
+    result = judged_untold([PARIS], theirs, request_fields)
+    assert (result.outcome, result.choices[0].ways, result.choices[0].positions) == ("compared", ["replay"], [])
+    assert words(result) == [word]
+    assert result.choices[0].findings[0].reason == ("" if word == "match" else why)
+    assert result.choices[0].reference_calls
+
+
+def test_a_call_of_the_reference_alone_is_seen_in_a_free_answer_too() -> None:
+    result = judged_untold([Script(text="No.")], [PARIS])
+    assert words(result) == ["unverified"]
+    assert result.choices[0].calls == ()
+
+
+def test_one_free_answer_serves_all_choices() -> None:
+    result = judged_untold([PARIS], [PARIS], n=2, temperature=1)
+    assert [report.ways for report in result.choices] == [["replay"], ["replay"]]
+
+
+def test_where_no_tool_may_be_called_a_free_answer_would_tell_nothing() -> None:
+    result = judged_untold(
+        [Script(text="No.")], [PARIS], {"messages": [{"role": "user", "content": IMAGE}]}, tools=None
+    )
+    assert (result.outcome, result.reason) == ("not_comparable", "multimodal")

@@ -249,3 +249,55 @@ def test_a_tool_that_was_not_offered_is_no_label(tmp_path: Path) -> None:
                 assert "4711" not in door.service.metrics.text("")[0].decode()
 
     asyncio.run(main())
+
+
+def test_a_shadow_that_fails_again_and_again_is_left_alone_then_tried(tmp_path: Path) -> None:
+    now = [0.0]
+
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as shadow, StandIn([TEXT]) as other:
+            async with proxy(tmp_path, engine, shadow, other, shadow={"max_concurrency": 1}) as door:
+                door.service.mirrors[0].references[0]._clock = lambda: now[0]
+                shadow.faults = Faults(status=500)
+                await ask(door, 3)
+                await door.settled()
+                assert (await door.outcomes())["s0", "failed", "server_error"] == 3
+                assert await door.metric("counterproof_shadow_circuit_open", shadow="s0") == 1
+                generated = shadow.generated
+                await ask(door, 5)
+                await door.settled()
+                assert (await door.outcomes())["s0", "dropped", "circuit_open"] == 5
+                assert shadow.generated == generated, "an open circuit asks nothing"
+                now[0] = 5.0
+                await ask(door, 1)
+                await door.settled()
+                assert (await door.outcomes())["s0", "failed", "server_error"] == 4, "one trial, and it failed"
+                shadow.faults = Faults()
+                now[0] = 14.9
+                await ask(door, 1)
+                now[0] = 15.0
+                await ask(door, 1)
+                await door.settled()
+                await ask(door, 4)
+                await door.settled()
+                outcomes = await door.outcomes()
+                assert outcomes["s0", "dropped", "circuit_open"] == 6
+                assert outcomes["s0", "compared", ""] == 5
+                assert outcomes["s1", "compared", ""] == 15, "another shadow has nothing to do with it"
+                assert sum(n for (name, _, _), n in outcomes.items() if name == "s0") == 15
+                assert await door.metric("counterproof_shadow_circuit_open") == 0
+
+    asyncio.run(main())
+
+
+def test_nothing_is_asked_of_the_primary_for_shadows_whose_circuits_are_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as shadow, proxy(tmp_path, engine, shadow) as door:
+            shadow.faults = Faults(body=b"<html>")
+            await ask(door, 3)
+            await door.settled()
+            engine.received.clear()
+            await ask(door, 1)
+            assert "return_token_ids" not in json.loads(engine.received[-1].body)
+
+    asyncio.run(main())

@@ -1,5 +1,8 @@
 import queue
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -394,3 +397,75 @@ def test_what_comes_after_close_is_counted(path: Path) -> None:
     ledger.close()
     ledger.exchange(record("late"))
     assert ledger.lost == 1
+
+
+# -- retention, and what survives
+
+
+def test_what_is_older_than_it_is_kept_is_removed_with_its_examinations(path: Path) -> None:
+    now = 1_000_000.0
+    ledger = Ledger(path)
+    for i in range(1300):
+        ledger.exchange(record(f"cp-{i:04}", now - i))
+        ledger.examination(f"cp-{i:04}", view(), 0.1)
+    ledger.close()
+    Ledger(path, keep=99.5, clock=lambda: now).close()  # an end that comes at once removes nothing halfway
+    ledger = Ledger(path, keep=99.5, clock=lambda: now)
+    until = time.monotonic() + 20
+    while len(ids(path, limit=10_000)) > 100:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    ledger.exchange(record("cp-new", now + 1))
+    ledger.close()
+    assert ids(path, limit=10_000) == ["cp-new", *(f"cp-{i:04}" for i in range(100))]
+    with sqlite3.connect(path) as direct:
+        assert direct.execute("SELECT count(*) FROM examinations").fetchone() == (100,)
+    direct.close()
+
+
+def test_without_a_limit_everything_is_kept(path: Path) -> None:
+    ledger = Ledger(path, keep=None)
+    ledger.exchange(record("cp-old", 0.0))
+    ledger.close()
+    assert ids(path) == ["cp-old"]
+
+
+WRITER = """
+import sys, pathlib
+from proxy.ledger import Ledger
+ledger = Ledger(pathlib.Path(sys.argv[1]), keep=3600.0, clock=lambda: 1e6)
+i = 0
+while True:
+    about = {"model": "m", "conversation": "c", "choices": [], "pad": "x" * 500}
+    ledger.exchange({"id": f"cp-{i:08}", "began_at": 1e6 + i} | about)
+    view = {"shadow": "s", "outcome": "compared", "verdict": None, "counts": {"flip": 0}}
+    ledger.examination(f"cp-{i:08}", view, 0.1)
+    i += 1
+    if i % 50 == 0:
+        print(i, flush=True)
+        while ledger._pending.qsize() > 1000:
+            pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 7, 40])
+def test_a_ledger_survives_a_killed_process_and_goes_on(path: Path, lines: int) -> None:
+    command = [sys.executable, "-c", WRITER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        for _ in range(lines):
+            assert process.stdout.readline()
+        wait_for(path, 1)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    found = ids(path, limit=10**6)
+    # What is there is whole, and nothing is missing in the middle: transactions are written in their order.
+    assert found == [f"cp-{i:08}" for i in range(len(found))][::-1]
+    with sqlite3.connect(path) as direct:
+        assert direct.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    direct.close()
+    ledger = Ledger(path)
+    ledger.exchange(record("cp-after", 2e6))
+    ledger.close()
+    assert ids(path, limit=1) == ["cp-after"]

@@ -9,6 +9,9 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _MEMBER = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
@@ -127,54 +130,56 @@ def _array(text: bytes, start: int, element: Callable[[int], int]) -> int:
             return position
 
 
-class _Usual:
-    """What nearly every event of a stream looks like, as one match in C: compact, one choice, else only scalars.
+class _Finder:
+    """Finds the named values of a payload with one choice in C: nearly every answer and event.
 
-    Nothing of `top` stands in it. `groups` are its groups for the keys of `choice`; `delta` and `finish` are others.
+    The library says what the values are; where they are follows from their keys, if each stands once and is compact.
     """
 
     def __init__(self, top: frozenset[bytes], choice: frozenset[bytes]) -> None:
-        self.groups = [key.decode() for key in choice]
-        self._pattern = _usual_pattern(choice)
-        self._absent = [_quoted(key) for key in top]
-        self._once = [_quoted(key) for key in (*choice, b"delta", b"finish_reason")]
+        self._top, self._choice = _keys(top), _keys(choice)
+        names = [name for name, _ in self._choice]
+        kind = msgspec.defstruct("Choice", [_raw(name) for name in (*names, "delta", "finish_reason")])
+        fields: list[Any] = [("choices", list[kind]), *(_raw(name) for name, _ in self._top)]  # type: ignore[valid-type]
+        self._read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Payload", fields)).decode
 
-    def match(self, payload: bytes) -> re.Match[bytes] | None:
-        """The match, None where the payload has another shape."""
-        for key in self._absent:
-            if key in payload:
-                return None
-        for key in self._once:  # a group could tell only the last one
-            if payload.count(key) > 1:
-                return None
-        return self._pattern.fullmatch(payload)
+    def find(self, payload: bytes) -> tuple[list[tuple[int, int]], bool] | None:
+        """The spans of the named values that are not null, in order, and whether the choice says nothing yet.
+
+        None where the payload has another shape.
+        """
+        try:
+            found = self._read(payload)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        if len(found.choices) != 1:
+            return None
+        choice, spans = found.choices[0], []
+        for owner, keys in ((found, self._top), (choice, self._choice)):
+            for name, key in keys:
+                value = getattr(owner, name)
+                if not len(value):
+                    continue
+                start = payload.find(key) + len(key)
+                end = start + len(value)
+                if not payload.startswith(value, start) or payload.find(key, end) >= 0:
+                    return None
+                if value != _NULL:
+                    spans.append((start, end))
+        spans.sort()
+        return spans, choice.delta == _EMPTY and choice.finish_reason == _NULL
 
 
-_usual = functools.lru_cache(maxsize=64)(_Usual)
+_NULL, _EMPTY = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
+_finder = functools.lru_cache(maxsize=64)(_Finder)
 
 
-def _quoted(key: bytes) -> bytes:
-    return b'"' + key + b'":'
+def _keys(names: frozenset[bytes]) -> list[tuple[str, bytes]]:
+    return [(name.decode(), b'"' + name + b'":') for name in names]
 
 
-def _usual_pattern(choice: frozenset[bytes]) -> re.Pattern[bytes]:
-    """Possessive throughout, so it never backtracks."""
-    scalar = rb"(?:" + _STRING + rb"|" + _SCALAR.pattern + rb"+)"
-    value = rb"(?:" + scalar + rb"|" + _SHALLOW.pattern + rb")"
-    named = [rb'"(?:%b)":(?P<%b>%b)' % (key, key, value) for key in sorted(choice)]
-    member = rb"(?:" + rb"|".join([
-        *named,
-        rb'"delta":(?P<delta>' + value + rb")",
-        rb'"finish_reason":(?P<finish>' + value + rb")",
-        _STRING + rb":" + value,
-    ]) + rb")"  # fmt: skip
-    plain = rb'(?!"choices":)' + _STRING + rb":" + scalar
-    return re.compile(
-        rb"\{(?:" + plain + rb",)*+"
-        rb'"choices":\[\{(?:' + member + rb'(?:,(?=")|(?=\}))' + rb")++\}\]"
-        rb"(?:," + plain + rb")*+\}",
-        re.DOTALL,
-    )  # fmt: skip
+def _raw(name: str) -> tuple[str, type[msgspec.Raw], msgspec.Raw]:
+    return name, msgspec.Raw, msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +196,11 @@ class Nulls:
 
     def apply(self, payload: bytes) -> bytes | None:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""
-        usual = _usual(self.top, self.choice)
-        found = usual.match(payload)
+        found = _finder(self.top, self.choice).find(payload)
         if found is None:
             return self._walk(payload)
-        if self.drop_empty and found["delta"] == b"{}" and found["finish"] == b"null":
-            return None
-        edits = []
-        for name in usual.groups:
-            start, end = found.span(name)
-            if start >= 0 and (end - start != 4 or payload[start:end] != b"null"):
-                edits.append((start, end, b"null"))
-        edits.sort()
-        return replace(payload, edits)
+        spans, empty = found
+        return None if empty and self.drop_empty else replace(payload, [(start, end, b"null") for start, end in spans])
 
     def _walk(self, payload: bytes) -> bytes | None:
         start = _skip_space(payload, 0)
@@ -269,6 +266,21 @@ def replace(text: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
         parts += [text[position:start], new]
         position = end
     return b"".join([*parts, text[position:]])
+
+
+def add_members(text: bytes, members: Mapping[bytes, bytes], *, empty: bool) -> bytes:
+    """A JSON object with top-level members put in before its closing brace.
+
+    For text that is known to be a valid object without these members; `empty` says whether it has any other.
+
+    Raises:
+        NotJsonError: the text is no JSON object.
+    """
+    end = text.rfind(b"}")
+    if end < 0:
+        raise NotJsonError("an object was expected")
+    added = b",".join(b'"' + key + b'":' + value for key, value in members.items())
+    return b"".join([text[:end], b"" if empty else b",", added, text[end:]])
 
 
 def set_members(text: bytes, members: Mapping[bytes, bytes]) -> bytes:

@@ -5,8 +5,8 @@ the last byte has gone to the client.
 """
 
 import asyncio
+import os
 import time
-import uuid
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -38,6 +38,7 @@ _MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not he
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
+_WATCH_AFTER_S = 0.02
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -46,8 +47,9 @@ class _Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch)."""
 
     scope: Scope
+    heads: dict[bytes, bytes]
     to: Upstream
-    id: str = field(default_factory=lambda: f"cp-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: "cp-" + os.urandom(16).hex())
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     waited: float = 0.0
@@ -85,6 +87,7 @@ class Forwarder:
 
     def __init__(self, settings: Settings, routes: Routes, metrics: Metrics) -> None:
         self._listen = settings.listen
+        self._most = int(settings.listen.max_body_bytes)
         self._conversation_header = (settings.conversation.header or "").lower().encode()
         self._copy_limit = int(settings.mirror.max_body_bytes)
         self._denied = Denied(settings.paths.deny, settings.paths.allow)
@@ -106,10 +109,10 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        passage = _Passage(scope, self._routes.default)
+        passage = _Passage(scope, dict(scope["headers"]), self._routes.default)
         self.in_flight += 1
         try:
-            if refusal := self._refusal(scope):
+            if refusal := self._refusal(scope, passage.heads):
                 await self._refuse(passage, refusal, send)
             else:
                 await self._serve(passage, receive, send)
@@ -117,25 +120,24 @@ class Forwarder:
             self.in_flight -= 1
             self._record(passage)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope, heads: dict[bytes, bytes]) -> Refusal | None:
         """Why a request is not served, by its head alone."""
-        headers = scope["headers"]
-        if (http.header(headers, b"upgrade") or b"").lower() == b"websocket":
+        if heads.get(b"upgrade", b"").lower() == b"websocket":
             return http.WEB_SOCKET
-        if self._keys and self._keys.name(headers) is None:
+        if self._keys and self._keys.name(scope["headers"]) is None:
             return http.NO_KEY
         if self._denied(scope["raw_path"]):
             return http.PATH_DENIED
-        if (http.length(headers) or 0) > int(self._listen.max_body_bytes):
+        if http.length(heads) > self._most:
             return http.TOO_LARGE
         return http.BUSY if self.in_flight > self._listen.max_in_flight else None
 
     async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
-        upload = Upload(receive, most=int(self._listen.max_body_bytes), silence=self._listen.read_timeout)
-        watch = None
+        upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
+        watch = _Watch(passage, upload, self._tasks)
         try:
             await self._read(passage, upload)
-            watch = self._tasks.start("watch", _watch(passage, upload, asyncio.current_task()))
+            watch.begin()
             await self._answer(passage, send)
         except UploadError as error:
             await self._not_uploaded(passage, error, send)
@@ -150,24 +152,25 @@ class Forwarder:
             else:
                 await self._fail(passage, error, send)
         finally:
-            if watch is not None:
-                watch.cancel()
+            watch.end()
 
     # --- the request ------------------------------------------------------------------------------------------
 
     async def _read(self, passage: _Passage, upload: Upload) -> None:
         """Reads as much of the body as somebody needs: what may be compared, or what names a model to route by."""
         scope = passage.scope
-        if not http.has_body(scope["headers"]):
+        if not http.has_body(passage.heads):
             passage.to = self._routes.pick_by_path(scope["path"])
             passage.body = await upload.read(0) or None
             return
         dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" else None
         compared = dialect is not None and any(upstream.mirror.references for upstream in self._routes.all)
         if not compared and not self._routes.by_model:
-            passage.body = upload.stream()
+            # What came with the head is at hand, and can be sent twice; nothing is waited for.
+            first = await upload.read_first()
+            passage.body = upload.stream() if first is None else first
             return
-        whole = await upload.read(int(self._listen.max_body_bytes) if self._routes.by_model else self._copy_limit)
+        whole = await upload.read(self._most if self._routes.by_model else self._copy_limit)
         passage.body = upload.stream() if whole is None else whole
         if dialect is not None:
             self._understand(passage, dialect)
@@ -176,7 +179,7 @@ class Forwarder:
 
     def _understand(self, passage: _Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
-        if http.header(passage.scope["headers"], b"content-encoding"):
+        if passage.heads.get(b"content-encoding"):
             return
         body = passage.body
         if not isinstance(body, bytes) or len(body) > self._copy_limit:
@@ -197,7 +200,7 @@ class Forwarder:
     def _plan(self, passage: _Passage, request: Request, body: bytes) -> None:
         """Whether this exchange is in the sample, and what is put into it."""
         header = self._conversation_header
-        named = http.header(passage.scope["headers"], header) if header else None
+        named = passage.heads.get(header) if header else None
         passage.request = request
         passage.to = self._routes.pick(request.model)
         mirror = passage.to.mirror
@@ -224,7 +227,8 @@ class Forwarder:
                     response = await self._ask_plainly(passage, "too_large")
             await self._relay(passage, response, whole, send)
         finally:
-            response.close()
+            if not response.closed:
+                response.close()
 
     async def _ask(self, passage: _Passage) -> aiohttp.ClientResponse:
         """The primary's response; what comes of an injection that was not taken is asked again as the client sent it.
@@ -297,11 +301,16 @@ class Forwarder:
             await send({"type": "http.response.body", "body": whole, "more_body": False})
             return
         removal = Removal(injection.nulls) if injection is not None else None
-        while chunk := await self._next(passage, response):
-            if out := removal.feed(chunk) if removal else chunk:
-                await send({"type": "http.response.body", "body": out, "more_body": True})
-        passage.ended = time.monotonic()
-        await send({"type": "http.response.body", "body": removal.rest if removal else b"", "more_body": False})
+        more = True
+        while more:
+            chunk = await self._next(passage, response)
+            more = not response.content.at_eof()
+            out = removal.feed(chunk) if removal else chunk
+            if not more:
+                passage.ended = time.monotonic()
+                out += removal.rest if removal else b""
+            if out or not more:
+                await send({"type": "http.response.body", "body": out, "more_body": more})
 
     async def _next(self, passage: _Passage, response: aiohttp.ClientResponse) -> bytes:
         """The primary's next bytes as they come, copied while the copy is within its bound; b"" at the end."""
@@ -387,6 +396,9 @@ class Forwarder:
 
     def _offer(self, passage: _Passage, request: Request) -> None:
         """Hands an answered exchange over; what had no injection and no copy is out of the sample, and counted so."""
+        if passage.copy is None and passage.problem is None:
+            passage.to.mirror.leave_out()
+            return
         now = time.monotonic()
         body = b"".join(passage.copy or ())
         passage.to.mirror.offer(
@@ -400,7 +412,7 @@ class Forwarder:
                 began_at=passage.began_at,
                 timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
                 size=(len(passage.body) if isinstance(passage.body, bytes) else 0) + len(body),
-                problem=passage.problem or (None if passage.copy is not None else "sampled_out"),
+                problem=passage.problem,
             )
         )
 
@@ -409,9 +421,32 @@ def _encoded(response: aiohttp.ClientResponse) -> bool:
     return response.headers.get("content-encoding", "identity") != "identity"
 
 
-async def _watch(passage: _Passage, upload: Upload, serving: asyncio.Task[None] | None) -> None:
-    """Ends the serving task when its client leaves."""
-    await upload.left()
-    passage.left = True
-    if serving is not None:
-        serving.cancel()
+class _Watch:
+    """Ends the serving task when its client leaves.
+
+    A task of its own, and so begun only for an answer that is not there within a moment.
+    """
+
+    def __init__(self, passage: _Passage, upload: Upload, tasks: Tasks) -> None:
+        self._passage, self._upload, self._tasks = passage, upload, tasks
+        self._serving = asyncio.current_task()
+        self._handle: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._handle = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+
+    def end(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = self._tasks.start("watch", self._watch())
+
+    async def _watch(self) -> None:
+        await self._upload.left()
+        self._passage.left = True
+        if self._serving is not None:
+            self._serving.cancel()

@@ -1,20 +1,20 @@
 """HTTP as a proxy sees it: which headers go on, which belong to one connection, what a refusal looks like. Pure."""
 
+import functools
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from multidict import CIMultiDict
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 # RFC 9110, section 7.6.1: these belong to one connection, not to the message.
 _HOP_BY_HOP = frozenset(
@@ -32,20 +32,19 @@ _HOP_BY_HOP = frozenset(
 )
 # `Host` is set anew; `Expect` is answered here, where the client waits.
 _NOT_TO_PRIMARY = _HOP_BY_HOP | {b"host", b"expect"}
+_NOT_WHEN_EDITED = _HOP_BY_HOP | {b"content-length"}
 _UNSENDABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what the ASGI server refuses to write in a value
-_ODD_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')  # and in a name
-_NOTHING: frozenset[bytes] = frozenset()
 
 
-def has_body(headers: Headers) -> bool:
+def has_body(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request's headers announce a body."""
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
-def length(headers: Headers) -> int | None:
-    """The announced length of a body, None where none is announced."""
-    value = header(headers, b"content-length")
-    return int(value) if value is not None and value.isdigit() else None
+def length(headers: Mapping[bytes, bytes]) -> int:
+    """The announced length of a body, 0 where none is announced."""
+    value = headers.get(b"content-length", b"")
+    return int(value) if value.isdigit() else 0
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
@@ -56,35 +55,40 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-def _named_in_connection(headers: Headers) -> AbstractSet[bytes]:
-    named = _NOTHING
-    for name, value in headers:
-        if name.lower() == b"connection":
-            named |= {token.strip().lower() for token in value.split(b",")}
-    return named
+def _named(headers: Headers) -> AbstractSet[bytes]:
+    """The names that a message's own `Connection` makes hop-by-hop."""
+    lists = [value for name, value in headers if name.lower() == b"connection"]
+    return {token.strip().lower() for value in lists for token in value.split(b",")}
+
+
+@functools.lru_cache(maxsize=64)
+def _not_to_primary(buffered: bool, injected: bool, drop: frozenset[bytes]) -> AbstractSet[bytes]:  # noqa: FBT001
+    dropped = _NOT_TO_PRIMARY | drop
+    if buffered:
+        dropped |= {b"content-length"}
+    return dropped | {b"accept-encoding"} if injected else dropped
 
 
 def to_primary(
-    headers: Headers, *, buffered: bool, injected: bool, drop: AbstractSet[bytes], authorization: bytes | None
-) -> CIMultiDict[str]:
-    """A client's headers as the primary gets them, in their order: no hop-by-hop ones, none of `drop` (lower case).
+    headers: Headers, *, buffered: bool, injected: bool, drop: frozenset[bytes], authorization: bytes | None
+) -> list[tuple[str, str]]:
+    """A client's headers as the primary gets them, in their order: no hop-by-hop ones, none of `drop`.
 
-    The length is set anew where the body was `buffered`; an `injected` request asks for an answer that can be read;
-    `authorization` is what the primary gets for its own.
+    Names are in lower case, as ASGI has them. The length is set anew where the body was `buffered`; an `injected`
+    request asks for an answer that can be read; `authorization` is what the primary gets for its own.
     """
-    dropped = _NOT_TO_PRIMARY | _named_in_connection(headers) | drop
-    if buffered:
-        dropped |= {b"content-length"}
+    dropped = _not_to_primary(buffered, injected, drop)
+    names = [name for name, _ in headers]
+    if b"connection" in names:
+        dropped |= _named(headers)
+    try:
+        kept = [(name.decode(), value.decode()) for name, value in headers if name not in dropped]
+    except UnicodeDecodeError:
+        kept = [(name.decode("latin-1"), _text(value)) for name, value in headers if name not in dropped]
     if injected:
-        dropped |= {b"accept-encoding"}
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers:
-        if name.lower() not in dropped:
-            kept.add(name.decode("latin-1"), _text(value))
-    if injected:
-        kept.add("accept-encoding", "identity")
+        kept.append(("accept-encoding", "identity"))
     if authorization:
-        kept.add("authorization", authorization.decode("latin-1"))
+        kept.append(("authorization", authorization.decode("latin-1")))
     return kept
 
 
@@ -102,14 +106,13 @@ def to_client(headers: Headers, *, status: int, edited: bool, length: int | None
     A 304 loses its length (it has no body, and the ASGI server would wait for one); what that server cannot write is
     left out.
     """
-    dropped = _HOP_BY_HOP | _named_in_connection(headers)
-    if edited or status == 304:
-        dropped |= {b"content-length"}
-    kept = [
-        (name, value)
-        for name, value in headers
-        if name.lower() not in dropped and not _UNSENDABLE.search(value) and not _ODD_NAME.search(name)
-    ]
+    dropped: AbstractSet[bytes] = _NOT_WHEN_EDITED if edited or status == 304 else _HOP_BY_HOP
+    names = [name.lower() for name, _ in headers]
+    if b"connection" in names:
+        dropped |= _named(headers)
+    kept = [pair for name, pair in zip(names, headers, strict=True) if name not in dropped]
+    if _UNSENDABLE.search(b"".join([value for _, value in kept])):
+        kept = [(name, value) for name, value in kept if not _UNSENDABLE.search(value)]
     return kept if length is None else [*kept, (b"content-length", str(length).encode())]
 
 

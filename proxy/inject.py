@@ -8,7 +8,7 @@ a real engine.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from proxy.cut import NotJsonError, Nulls, set_members
+from proxy.cut import NotJsonError, Nulls, add_members, set_members
 from shadow.ask import client_limit
 from shadow.exchange import Dialect, Request
 from shadow.wire import sse
@@ -57,7 +57,10 @@ def plan(
     if not members:
         return None
     try:
-        sent = set_members(body, members)
+        if request.body.keys().isdisjoint(key.decode() for key in members):
+            sent = add_members(body, members, empty=not request.body)
+        else:
+            sent = set_members(body, members)
     except NotJsonError:
         return None
     return Injection(sent, _nulls(request, ids=ids, logprobs=logprobs))

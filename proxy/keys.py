@@ -2,9 +2,9 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from proxy.http import header
+from proxy.http import Headers, header
 
 _SCHEME = b"bearer "
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
@@ -25,9 +25,8 @@ class ClientKeys:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def name(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    def name(self, headers: Headers) -> str | None:
         """Whose key a request carries, None for nobody's. Takes the same time whichever key is tried."""
-        headers = list(headers)
         given = header(headers, b"authorization") or b""
         if given[: len(_SCHEME)].lower() == _SCHEME:
             given = given[len(_SCHEME) :]

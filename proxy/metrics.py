@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollec
 from prometheus_client import Counter as Total
 from prometheus_client.exposition import choose_encoder
 
+from proxy.times import Times
 from shadow.breaker import Circuit
 from shadow.divergence import Outcome, flips, window
 from shadow.examine import ChoiceReport, Examination
@@ -49,6 +50,7 @@ class Metrics:
     def __init__(self, *, tools: int = 200, models: int = 50) -> None:
         self.registry = CollectorRegistry()
         self._tool, self._model = Bounded(tools), Bounded(models)
+        self._children: dict[tuple[Total, tuple[str, ...]], Total] = {}
         registry = self.registry
         self._requests = Total(
             "counterproof_requests",
@@ -56,27 +58,24 @@ class Metrics:
             ["dialect", "model", "code", "stream"],
             registry=registry,
         )
-        self._upstream = Histogram(
-            "counterproof_upstream_seconds",
-            "Time spent waiting for the primary.",
-            ["dialect"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._upstream = Times(
+            "counterproof_upstream_seconds", "Time spent waiting for the primary.", "dialect", _SECONDS
         )
-        self._overhead = Histogram(
+        registry.register(self._upstream)
+        self._overhead = Times(
             "counterproof_overhead_seconds",
             "Total time of a request minus waiting for the primary.",
-            ["dialect"],
-            buckets=_OVERHEAD,
-            registry=registry,
+            "dialect",
+            _OVERHEAD,
         )
-        self._first_byte = Histogram(
+        registry.register(self._overhead)
+        self._first_byte = Times(
             "counterproof_time_to_first_byte_seconds",
             "From the request's first byte to the first byte of its answer.",
-            ["dialect"],
-            buckets=_SECONDS,
-            registry=registry,
+            "dialect",
+            _SECONDS,
         )
+        registry.register(self._first_byte)
         self._mirror = Total(
             "counterproof_mirror",
             "What became of each answered exchange, per shadow.",
@@ -155,6 +154,14 @@ class Metrics:
             registry=registry,
         )
 
+    def _count(self, metric: Total, *labels: str) -> None:
+        """`metric.labels(…).inc()`, its child remembered: to look it up takes the client longer than to count."""
+        key = (metric, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        child.inc()
+
     # --- the door ---------------------------------------------------------------------------------------------
 
     def request(
@@ -169,13 +176,12 @@ class Metrics:
         first_byte: float | None,
     ) -> None:
         """One request has been answered; times in seconds."""
-        self._requests.labels(
-            dialect, self._model(model) if model else "", str(code), "true" if stream else "false"
-        ).inc()
-        self._upstream.labels(dialect).observe(upstream)
-        self._overhead.labels(dialect).observe(max(0.0, total - upstream))
+        named = self._model(model) if model else ""
+        self._count(self._requests, dialect, named, str(code), "true" if stream else "false")
+        self._upstream.observe(dialect, upstream)
+        self._overhead.observe(dialect, max(0.0, total - upstream))
         if first_byte is not None:
-            self._first_byte.labels(dialect).observe(first_byte)
+            self._first_byte.observe(dialect, first_byte)
 
     def injection_refused(self, model: str) -> None:
         """An injected request was repeated plain."""
@@ -185,7 +191,7 @@ class Metrics:
 
     def outcome(self, shadow: str, outcome: str, reason: str) -> None:
         """One exchange has ended for one shadow."""
-        self._mirror.labels(shadow, outcome, reason).inc()
+        self._count(self._mirror, shadow, outcome, reason)
 
     def waiting(self, shadow: str, count: int, size: int) -> None:
         """How many exchanges and bytes wait for a shadow now."""

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
-from multidict import CIMultiDict
 from yarl import URL
 
 Body = bytes | AsyncIterator[bytes] | None
@@ -78,7 +77,7 @@ class Pool:
                 await session.close()
 
     async def request(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: Body, limits: aiohttp.ClientTimeout
+        self, method: str, url: URL, headers: list[tuple[str, str]], body: Body, limits: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         """Sends a request and returns once its answer's head is there; the caller closes the response.
 
@@ -104,7 +103,7 @@ class Pool:
         session: aiohttp.ClientSession,
         method: str,
         url: URL,
-        headers: CIMultiDict[str],
+        headers: list[tuple[str, str]],
         body: Body,
         limits: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:

@@ -14,13 +14,14 @@ _NOT_HTTP = Refusal(400, "invalid_request_error", "this is not a valid HTTP requ
 _HEAD_TOO_LARGE = Refusal(
     431, "invalid_request_error", "the request's line and headers are larger than is taken here", close=True
 )
-_HEAD_TOO_SLOW = Refusal(408, "invalid_request_error", "the request's headers did not arrive in time", close=True)
+_TOO_SLOW = Refusal(408, "invalid_request_error", "the request did not arrive in time", close=True)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Takes heads of at most `max_head_bytes` (plus what one read brings), which arrive within `head_timeout` seconds.
+    """Takes heads of at most `max_head_bytes` (plus what one read brings).
 
-    The parser itself keeps a header of any length, and waits for its end forever.
+    A head, and the first part of a body after it, arrive within `head_timeout` seconds each. The parser itself keeps a
+    header of any length, and waits for its end forever.
     """
 
     max_head_bytes = 64 * 1024
@@ -28,14 +29,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._in_head = True
+        self._in_head = self._owes = True
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected; it owes a request's head."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(self.head_timeout, self._head_is_late)
+        self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
@@ -47,37 +48,48 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        if self._head_bytes > self.max_head_bytes:
+        if self._in_head and self._head_bytes > self.max_head_bytes:
             self._refuse(_HEAD_TOO_LARGE)
-        elif self._head_bytes and self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_timeout, self._head_is_late)
+        elif self._owes and self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def on_headers_complete(self) -> None:
-        """A head is whole."""
-        self._in_head, self._head_bytes = False, 0
+        """A head is whole; a body's first part, or the message's end, is owed."""
+        self._in_head, self._head_bytes, self._owes = False, 0, True
         self._end_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A part of a body: from here on, whoever reads it bounds the silence."""
+        if self._owes:
+            self._owes = False
+            self._end_timer()
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """A request is whole; what follows is the next one's head."""
-        self._in_head = True
+        self._in_head, self._owes = True, False
+        self._end_timer()
         super().on_message_complete()
+
+    def on_message_begin(self) -> None:
+        """The first bytes of a request."""
+        self._owes = True
+        super().on_message_begin()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
         """What is no HTTP gets an answer in the shape of all others."""
         self._refuse(_NOT_HTTP)
 
     def _end_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._head_bytes:
-            self._refuse(_HEAD_TOO_SLOW)
+    def _is_late(self) -> None:
+        self._timer = None
+        if self._head_bytes or not self._in_head:
+            self._refuse(_TOO_SLOW)
         elif not self.transport.is_closing():  # a connection kept ready, and never used
             self.transport.close()
 
@@ -88,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_timer()
         log.info("a request was refused before it was whole", status=refusal.status)
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
             body = refusal.body
             self.transport.write(
                 STATUS_LINE[refusal.status]

@@ -23,13 +23,17 @@ class TooSlowError(UploadError):
 
 
 class Upload:
-    """One body. `most` in bytes, `silence` in seconds; `problem` is what ended it early, whoever was reading."""
+    """One body. `most` in bytes, `silence` in seconds; `problem` is what ended it early, whoever was reading.
+
+    The silence before its first part is the server protocol's to bound.
+    """
 
     def __init__(self, receive: Receive, *, most: int, silence: float) -> None:
         self._receive, self._most, self._silence = receive, most, silence
         self._parts: list[bytes] = []
         self._size = 0
         self._more = True
+        self._begun = False
         self._ended: asyncio.Event | None = None
         self.problem: UploadError | None = None
 
@@ -46,6 +50,15 @@ class Upload:
         if len(self._parts) > 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0] if self._parts else b""
+
+    async def read_first(self) -> bytes | None:
+        """The whole body if it comes in one part, else None: `stream` then gives all of it.
+
+        Raises:
+            UploadError: nothing came.
+        """
+        self._parts.append(await self._next())
+        return None if self._more else self._parts[0]
 
     def stream(self) -> AsyncIterator[bytes]:
         """The body from its beginning, in the parts that the client sends. May be asked for once.
@@ -68,11 +81,15 @@ class Upload:
             self._ended.set()
 
     async def _next(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._silence):
-                message = await self._receive()
-        except TimeoutError:
-            raise self._fail(TooSlowError()) from None
+        if self._begun:
+            try:
+                async with asyncio.timeout(self._silence):
+                    message = await self._receive()
+            except TimeoutError:
+                raise self._fail(TooSlowError()) from None
+        else:
+            self._begun = True
+            message = await self._receive()
         if message["type"] == "http.disconnect":
             raise self._fail(ClientLeftError())
         part: bytes = message.get("body", b"")

@@ -181,9 +181,6 @@ class Mirror:
 
     def offer(self, capture: Capture) -> None:
         """Takes an exchange, or drops it under a named reason. Returns at once."""
-        if capture.problem == "sampled_out":
-            self._all("sampled_out", "")
-            return
         admitted = []
         for line in self._lines:
             dropped = "shutting_down" if self._closing else line.admit(capture, self.primary)
@@ -193,6 +190,10 @@ class Mirror:
                 admitted.append(line)
         if admitted:
             self._intake.put_nowait((capture, admitted))
+
+    def leave_out(self) -> None:
+        """An exchange that is not in the sample."""
+        self._all("sampled_out", "")
 
     def skip(self, reason: str) -> None:
         """An exchange that cannot be offered at all, under its reason."""

@@ -5,15 +5,16 @@ the last byte has gone to the client.
 """
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass, field
+from random import getrandbits
 
 import aiohttp
 import orjson
 import structlog
 
 from proxy import http
+from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal, plan
 from proxy.keys import ClientKeys
@@ -38,7 +39,6 @@ _MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not he
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
-_WATCH_AFTER_S = 0.02
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -49,10 +49,11 @@ class _Passage:
     scope: Scope
     heads: dict[bytes, bytes]
     to: Upstream
-    id: str = field(default_factory=lambda: "cp-" + os.urandom(16).hex())
+    id: str = field(default_factory=lambda: f"cp-{getrandbits(128):032x}")  # a name, and no secret
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     waited: float = 0.0
+    waiting_since: float | None = None
     first_byte: float | None = None
     ended: float = 0.0
     body: Body = None
@@ -61,7 +62,6 @@ class _Passage:
     conversation: str = ""
     status: int = 0
     answered: bool = False
-    left: bool = False
     sse: bool = False
     copy: list[bytes] | None = None
     copied: int = 0
@@ -93,9 +93,11 @@ class Forwarder:
         self._denied = Denied(settings.paths.deny, settings.paths.allow)
         self._keys = ClientKeys([(key.name, key.digest) for key in settings.client_keys])
         self._routes = routes
+        self._compares = any(upstream.mirror.references for upstream in routes.all)
         self._metrics = metrics
         self._pool = Pool()
         self._tasks = Tasks("door")
+        self._guards = Guards(self._tasks)
         self.in_flight = 0
 
     async def open(self) -> None:
@@ -134,15 +136,17 @@ class Forwarder:
 
     async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
         upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
-        watch = _Watch(passage, upload, self._tasks)
+        guard = Guard(passage, upload)
         try:
             await self._read(passage, upload)
-            watch.begin()
+            self._guards.begin(guard, passage.to.read_timeout)
             await self._answer(passage, send)
         except UploadError as error:
             await self._not_uploaded(passage, error, send)
         except asyncio.CancelledError:
-            if not passage.left:
+            if guard.late:
+                await self._fail(passage, TimeoutError(), send)
+            elif not guard.left:
                 await self._cut_off(passage, send)
             elif not passage.complete:  # many clients close as soon as they have read `[DONE]`
                 passage.problem = "client_left"
@@ -152,7 +156,7 @@ class Forwarder:
             else:
                 await self._fail(passage, error, send)
         finally:
-            watch.end()
+            guard.end()
 
     # --- the request ------------------------------------------------------------------------------------------
 
@@ -164,8 +168,7 @@ class Forwarder:
             passage.body = await upload.read(0) or None
             return
         dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" else None
-        compared = dialect is not None and any(upstream.mirror.references for upstream in self._routes.all)
-        if not compared and not self._routes.by_model:
+        if not self._routes.by_model and (dialect is None or not self._compares):
             # What came with the head is at hand, and can be sent twice; nothing is waited for.
             first = await upload.read_first()
             passage.body = upload.stream() if first is None else first
@@ -271,10 +274,11 @@ class Forwarder:
             authorization=to.authorization,
         )
         url = to.url(scope["raw_path"], scope["query_string"])
-        began = time.monotonic()
+        began = passage.waiting_since = time.monotonic()
         try:
             response = await self._pool.request(scope["method"], url, headers, body, to.timeout)
         finally:
+            passage.waiting_since = None
             passage.waited += time.monotonic() - began
         passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
         return response
@@ -314,9 +318,10 @@ class Forwarder:
 
     async def _next(self, passage: _Passage, response: aiohttp.ClientResponse) -> bytes:
         """The primary's next bytes as they come, copied while the copy is within its bound; b"" at the end."""
-        began = time.monotonic()
+        began = passage.waiting_since = time.monotonic()
         chunk = await response.content.readany()
         now = time.monotonic()
+        passage.waiting_since = None
         passage.waited += now - began
         if chunk:
             if passage.first_byte is None:
@@ -419,34 +424,3 @@ class Forwarder:
 
 def _encoded(response: aiohttp.ClientResponse) -> bool:
     return response.headers.get("content-encoding", "identity") != "identity"
-
-
-class _Watch:
-    """Ends the serving task when its client leaves.
-
-    A task of its own, and so begun only for an answer that is not there within a moment.
-    """
-
-    def __init__(self, passage: _Passage, upload: Upload, tasks: Tasks) -> None:
-        self._passage, self._upload, self._tasks = passage, upload, tasks
-        self._serving = asyncio.current_task()
-        self._handle: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._handle = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
-
-    def end(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _start(self) -> None:
-        self._task = self._tasks.start("watch", self._watch())
-
-    async def _watch(self) -> None:
-        await self._upload.left()
-        self._passage.left = True
-        if self._serving is not None:
-            self._serving.cancel()

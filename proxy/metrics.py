@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollec
 from prometheus_client import Counter as Total
 from prometheus_client.exposition import choose_encoder
 
-from proxy.times import Times
+from proxy.tallies import Counts, Times
 from shadow.breaker import Circuit
 from shadow.divergence import Outcome, flips, window
 from shadow.examine import ChoiceReport, Examination
@@ -50,14 +50,13 @@ class Metrics:
     def __init__(self, *, tools: int = 200, models: int = 50) -> None:
         self.registry = CollectorRegistry()
         self._tool, self._model = Bounded(tools), Bounded(models)
-        self._children: dict[tuple[Total, tuple[str, ...]], Total] = {}
         registry = self.registry
-        self._requests = Total(
+        self._requests = Counts(
             "counterproof_requests",
             "Requests answered to clients.",
             ["dialect", "model", "code", "stream"],
-            registry=registry,
         )
+        registry.register(self._requests)
         self._upstream = Times(
             "counterproof_upstream_seconds", "Time spent waiting for the primary.", "dialect", _SECONDS
         )
@@ -76,12 +75,12 @@ class Metrics:
             _SECONDS,
         )
         registry.register(self._first_byte)
-        self._mirror = Total(
+        self._mirror = Counts(
             "counterproof_mirror",
             "What became of each answered exchange, per shadow.",
             ["shadow", "outcome", "reason"],
-            registry=registry,
         )
+        registry.register(self._mirror)
         self._queue = Gauge(
             "counterproof_mirror_queue", "Exchanges that wait for the shadow.", ["shadow"], registry=registry
         )
@@ -154,14 +153,6 @@ class Metrics:
             registry=registry,
         )
 
-    def _count(self, metric: Total, *labels: str) -> None:
-        """`metric.labels(…).inc()`, its child remembered: to look it up takes the client longer than to count."""
-        key = (metric, labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        child.inc()
-
     # --- the door ---------------------------------------------------------------------------------------------
 
     def request(
@@ -177,7 +168,7 @@ class Metrics:
     ) -> None:
         """One request has been answered; times in seconds."""
         named = self._model(model) if model else ""
-        self._count(self._requests, dialect, named, str(code), "true" if stream else "false")
+        self._requests.add(dialect, named, str(code), "true" if stream else "false")
         self._upstream.observe(dialect, upstream)
         self._overhead.observe(dialect, max(0.0, total - upstream))
         if first_byte is not None:
@@ -191,7 +182,7 @@ class Metrics:
 
     def outcome(self, shadow: str, outcome: str, reason: str) -> None:
         """One exchange has ended for one shadow."""
-        self._count(self._mirror, shadow, outcome, reason)
+        self._mirror.add(shadow, outcome, reason)
 
     def waiting(self, shadow: str, count: int, size: int) -> None:
         """How many exchanges and bytes wait for a shadow now."""

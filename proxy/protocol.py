@@ -29,8 +29,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._in_head = self._owes = True
         self._head_bytes = 0
+        self._body_of: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -44,38 +44,32 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head or a body."""
-        if self._in_head:
-            self._head_bytes += len(data)
+        """Bytes of a head or a body; the parser's callbacks have run when uvicorn's own method returns."""
         super().data_received(data)
-        if self._in_head and self._head_bytes > self.max_head_bytes:
-            self._refuse(_HEAD_TOO_LARGE)
-        elif self._owes and self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.head_timeout, self._is_late)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.scope is self.scope and not cycle.more_body:  # a whole request, as most are
+            self._head_bytes = 0
+            if self._timer is not None:
+                self._end_timer()
+        elif not self.transport.is_closing():
+            self._part_received(cycle, len(data))
 
-    def on_headers_complete(self) -> None:
-        """A head is whole; a body's first part, or the message's end, is owed."""
-        self._in_head, self._head_bytes, self._owes = False, 0, True
-        self._end_timer()
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """A part of a body: from here on, whoever reads it bounds the silence."""
-        if self._owes:
-            self._owes = False
+    def _part_received(self, cycle: RequestResponseCycle | None, size: int) -> None:
+        """What was received ends within a head, or within a body."""
+        if cycle is None or cycle.scope is not self.scope:  # a head has begun, its cycle has not
+            self._head_bytes += size
+            if self._head_bytes > self.max_head_bytes:
+                self._refuse(_HEAD_TOO_LARGE)
+                return
+            owed = True
+        else:
+            self._head_bytes = 0
+            # Once a part of the body is here, whoever reads it bounds the silence.
+            owed, self._body_of = self._body_of is not cycle and not cycle.body, cycle
+        if not owed:
             self._end_timer()
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """A request is whole; what follows is the next one's head."""
-        self._in_head, self._owes = True, False
-        self._end_timer()
-        super().on_message_complete()
-
-    def on_message_begin(self) -> None:
-        """The first bytes of a request."""
-        self._owes = True
-        super().on_message_begin()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
         """What is no HTTP gets an answer in the shape of all others."""
@@ -88,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_late(self) -> None:
         self._timer = None
-        if self._head_bytes or not self._in_head:
+        if self._head_bytes or self._body_of is not None:
             self._refuse(_TOO_SLOW)
         elif not self.transport.is_closing():  # a connection kept ready, and never used
             self.transport.close()

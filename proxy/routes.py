@@ -25,9 +25,8 @@ class Upstream:
 
     def __init__(self, primary: PrimarySettings, mirror: Mirror, *, own_keys: bool) -> None:
         self.mirror = mirror
-        self.timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=primary.connect_timeout, sock_read=primary.read_timeout
-        )
+        self.timeout = aiohttp.ClientTimeout(total=None, sock_connect=primary.connect_timeout)
+        self.read_timeout = primary.read_timeout
         key = primary.api_key
         self.authorization = b"Bearer " + key.get_secret_value().encode() if key else None
         # Keys that this proxy knows are its own: a primary has no use for them.
@@ -78,6 +77,8 @@ class Routes:
 
     def pick(self, model: str) -> Upstream:
         """Where requests for a model go."""
+        if not self._rules:
+            return self.default
         return next((upstream for rule, upstream in self._rules if rule.takes(model)), self.default)
 
     def pick_by_path(self, path: str) -> Upstream:

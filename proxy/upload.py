@@ -37,6 +37,11 @@ class Upload:
         self._ended: asyncio.Event | None = None
         self.problem: UploadError | None = None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the client still owes a part of it."""
+        return self._more
+
     async def read(self, bound: int) -> bytes | None:
         """The whole body; None as soon as it is larger than `bound`: `stream` then gives all of it.
 

@@ -115,6 +115,8 @@ class Reference:
         self.role = role
         self.breaker = Breaker()
         self._clock = clock
+        self._pair: tuple[Capabilities, Capabilities] | None = None
+        self._refusal: str | None = None
 
     @property
     def name(self) -> str:
@@ -131,8 +133,10 @@ class Reference:
             return self.peer.state, self.peer.why
         if primary.can is None:
             return State.COLD, "the primary was not asked yet"
-        refusal = refusal_as_pair(primary.can, self.peer.can)
-        return (State.REFUSED, refusal) if refusal else (State.READY, "")
+        if self._pair is None or self._pair[0] is not primary.can or self._pair[1] is not self.peer.can:
+            self._pair = (primary.can, self.peer.can)
+            self._refusal = refusal_as_pair(*self._pair)
+        return (State.REFUSED, self._refusal) if self._refusal else (State.READY, "")
 
     async def examine(self, exchange: Exchange, primary: Peer) -> Examination:
         """Asks this shadow about an exchange, if it may speak; within its own time-out as a whole."""

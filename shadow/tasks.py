@@ -25,6 +25,11 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be started any more."""
+        return self._closed
+
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts `work` as the task `owner:name`; after `close` it is refused with RuntimeError."""
         if self._closed:

@@ -41,6 +41,8 @@ test: check  ## everything, real engines included
 
 evidence: .venv/dev.stamp  ## what is long; rewrites the committed results under bench/results
 	$(BIN)/python -m bench.injection_cost --write
+	$(BIN)/python -m bench.byte_path --write
+	$(BIN)/python -m bench.streams --write
 
 clean:  ## removes .venv and caches of the checkout (not the engines' cache)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -11,15 +11,14 @@ import argparse
 import asyncio
 import datetime as dt
 import platform
-import random
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from bench import stats
 from proxy.demo.rig import MODEL_NAME, PRIMARY_ARGS, Engine, free_port, prepare
 
 TOKENS = 64
@@ -65,28 +64,29 @@ def measure(base_url: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def interval(values: Sequence[float]) -> str:
-    """Median and a 95 % bootstrap interval of the median."""
-    chance = random.Random(7)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return f"{statistics.median(values):.3f} ({medians[50]:.3f} to {medians[1949]:.3f})"
-
-
 def table(found: dict[str, list[tuple[float, float]]]) -> str:
     """The figures as a Markdown table."""
-    lines = [
-        "| request | tokens / s (median) | ratio to plain, same round | first token, ms (median) | ratio to plain |",
-        "|---|---|---|---|---|",
-    ]
     plain = found["plain"]
+    rows = []
     for name, figures in found.items():
-        speed = [f[1] / p[1] for f, p in zip(figures, plain, strict=True)]
-        first = [f[0] / p[0] for f, p in zip(figures, plain, strict=True)]
-        lines.append(
-            f"| {name} | {statistics.median(f[1] for f in figures):.1f} | {interval(speed)} "
-            f"| {1000 * statistics.median(f[0] for f in figures):.0f} | {interval(first)} |"
+        first, speed = (stats.paired([f[i] for f in figures], [p[i] for p in plain]) for i in (0, 1))
+        rows.append(
+            [
+                name,
+                f"{statistics.median(f[1] for f in figures):.1f}",
+                str(stats.interval(speed)),
+                f"{1000 * statistics.median(f[0] for f in figures):.0f}",
+                str(stats.interval(first)),
+            ]
         )
-    return "\n".join(lines)
+    heads = [
+        "request",
+        "tokens / s (median)",
+        "ratio to plain, same round",
+        "first token, ms (median)",
+        "ratio to plain",
+    ]
+    return stats.table(heads, rows)
 
 
 def main() -> None:

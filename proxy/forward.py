@@ -404,22 +404,23 @@ class Forwarder:
         if passage.copy is None and passage.problem is None:
             passage.to.mirror.leave_out()
             return
-        now = time.monotonic()
-        body = b"".join(passage.copy or ())
-        passage.to.mirror.offer(
-            Capture(
-                id=passage.id,
-                request=request,
-                body=body,
-                stream=passage.sse,
-                status=passage.status,
-                conversation=passage.conversation,
-                began_at=passage.began_at,
-                timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
-                size=(len(passage.body) if isinstance(passage.body, bytes) else 0) + len(body),
-                problem=passage.problem,
-            )
-        )
+        size = passage.copied + (len(passage.body) if isinstance(passage.body, bytes) else 0)
+        passage.to.mirror.offer(passage.id, size, lambda: _capture(passage, request))
+
+
+def _capture(passage: _Passage, request: Request) -> Capture:
+    now = time.monotonic()
+    return Capture(
+        id=passage.id,
+        request=request,
+        body=b"".join(passage.copy or ()),
+        stream=passage.sse,
+        status=passage.status,
+        conversation=passage.conversation,
+        began_at=passage.began_at,
+        timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
+        problem=passage.problem,
+    )
 
 
 def _encoded(response: aiohttp.ClientResponse) -> bool:

@@ -42,7 +42,6 @@ class Capture:
     """What the door saw of one exchange: the parsed request, the answer's raw bytes as the primary sent them.
 
     `problem` says why the copy is not whole (`too_large`, `client_left`, `truncated`, `encoded`), None where it is.
-    `size` is what it weighs in the queue, in bytes.
     """
 
     id: str
@@ -53,7 +52,6 @@ class Capture:
     conversation: str
     began_at: float
     timings: Timings
-    size: int
     problem: str | None = None
 
     def exchange(self) -> Exchange:
@@ -104,16 +102,16 @@ class _Line:
         """Whether an exchange that begins now is likely to be asked about."""
         return self.count < self._limits.max_queue and self.reference.asked(primary)
 
-    def admit(self, capture: Capture, primary: Peer) -> str | None:
-        """Takes an exchange in, or says why not."""
+    def admit(self, identity: str, size: int, primary: Peer) -> str | None:
+        """Takes an exchange of `size` bytes in, or says why not."""
         if self.reference.standing(primary)[0] is State.READY and not self.reference.asked(primary):
             return CIRCUIT_OPEN
         if self.count >= self._limits.max_queue:
             return "queue_full"
-        if self._size + capture.size > self._limits.max_queue_bytes:
+        if self._size + size > self._limits.max_queue_bytes:
             return "queue_bytes"
-        self._sizes[capture.id] = capture.size
-        self._change(1, capture.size)
+        self._sizes[identity] = size
+        self._change(1, size)
         return None
 
     def end(self, exchange: str, outcome: str, reason: str = "") -> None:
@@ -179,17 +177,20 @@ class Mirror:
         """Whether any shadow can be asked now: without one, token ids are not worth asking the primary for."""
         return any(line.open(self.primary) for line in self._lines)
 
-    def offer(self, capture: Capture) -> None:
-        """Takes an exchange, or drops it under a named reason. Returns at once."""
+    def offer(self, identity: str, size: int, capture: Callable[[], Capture]) -> None:
+        """Takes an exchange of `size` bytes, or drops it under a named reason. Returns at once.
+
+        `capture` is called only if some shadow takes it.
+        """
         admitted = []
         for line in self._lines:
-            dropped = "shutting_down" if self._closing else line.admit(capture, self.primary)
+            dropped = "shutting_down" if self._closing else line.admit(identity, size, self.primary)
             if dropped:
                 self._sink.outcome(line.name, "dropped", dropped)
             else:
                 admitted.append(line)
         if admitted:
-            self._intake.put_nowait((capture, admitted))
+            self._intake.put_nowait((capture(), admitted))
 
     def leave_out(self) -> None:
         """An exchange that is not in the sample."""

@@ -1,3 +1,4 @@
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -480,3 +481,64 @@ def test_the_primarys_key_is_not_lent_to_everybody(tmp_path: Path, host: str) ->
 def test_a_key_that_cannot_stand_in_a_header_is_refused(tmp_path: Path, key: str) -> None:
     (fault,) = faults(tmp_path, f'primary: {{base_url: http://h/v1, api_key: "{key}"}}\n')
     assert fault.startswith("cp.yaml:1: primary.api_key: a key is printable ASCII")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
+def test_with_keys_of_the_clients_own_the_data_port_may_be_exposed(tmp_path: Path, host: str) -> None:
+    text = f"primary: {{base_url: http://h/v1, api_key: {SECRET}}}\nlisten: {{host: '{host}'}}\n"
+    settings = read(tmp_path, text + "client_keys: [{name: agents, key: sk-0123456789abcdef}]\n")
+    assert settings.client_keys[0].digest == hashlib.sha256(b"sk-0123456789abcdef").digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("client_keys:\n  - {name: a, key: short}\n", "cp.yaml:3: client_keys.0: a key has at least 16 characters"),
+        ("client_keys:\n  - {name: a}\n", "cp.yaml:3: client_keys.0: give either key or sha256"),
+        ("client_keys:\n  - {name: a, sha256: abc}\n", "cp.yaml:3: client_keys.0.sha256: "),
+        (
+            "client_keys:\n  - {name: a, key: sk-0123456789abcdef}\n  - {name: a, key: sk-0123456789abcdeg}\n",
+            "cp.yaml:4: client_keys.1.name: 'a' is the name of another key already",
+        ),
+        (
+            "client_keys:\n  - {name: a, key: sk-0123456789abcdef}\n  - {name: b, key: sk-0123456789abcdef}\n",
+            "cp.yaml:4: client_keys.1: is the same key as another one",
+        ),
+        ("paths: {deny: [sleep]}\n", "cp.yaml:2: paths.deny: 'sleep': a path begins with /"),
+        ("paths: {allow: ['/']}\n", "cp.yaml:2: paths.allow: '/': a path begins with / and names something"),
+        ("listen: {max_in_flight: 0}\n", "cp.yaml:2: listen.max_in_flight: "),
+        ("listen: {read_timeout: never}\n", "cp.yaml:2: listen.read_timeout: a duration like"),
+        ("ledger: {keep: 30 days}\n", "cp.yaml:2: ledger.keep: a duration like"),
+        ("routes: [{model: 'q*'}]\n", "cp.yaml:2: routes.0.primary: is missing"),
+        (
+            "routes:\n  - model: q\n    primary: {base_url: http://q/v1, timeout: 1}\n",
+            "cp.yaml:4: routes.0.primary.timeout: unknown key; did you mean",
+        ),
+        (
+            "routes: [{model: q, primary: {base_url: http://q},\n  shadows: [&s {name: s, base_url: http://t}, *s]}]\n",
+            "cp.yaml:3: routes.0.shadows.1.name: 's' is the name of another shadow already",
+        ),
+        (
+            "routes:\n  - model: q\n    primary: {base_url: http://q/v1}\n    shadows: [{name: s, base_url: http://q}]\n",
+            "cp.yaml:5: routes.0.shadows.0.base_url: is the primary itself",
+        ),
+        (
+            "routes:\n  - {model: q, primary: {base_url: http://q, api_key: sk-q}}\nlisten: {host: 0.0.0.0}\n",
+            "cp.yaml:4: listen.host: with routes.0.primary.api_key an exposed data port would lend that key",
+        ),
+    ],
+)
+def test_faults_of_routes_keys_paths_and_limits_are_named(tmp_path: Path, text: str, fault: str) -> None:
+    (found,) = faults(tmp_path, PRIMARY + text)
+    assert found.startswith(fault), found
+
+
+def test_routes_are_read_in_their_order(tmp_path: Path) -> None:
+    text = (
+        PRIMARY
+        + "routes: [{model: 'q*', primary: {base_url: http://q}}, {model: '*', primary: {base_url: http://r}}]\n"
+    )
+    first, second = read(tmp_path, text).routes
+    assert first.takes("qwen")
+    assert not first.takes("Qwen")
+    assert second.takes("anything/at:all")

@@ -6,7 +6,7 @@ the last byte has gone to the client.
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 import aiohttp
@@ -39,6 +39,7 @@ _MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not he
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
+_READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its head is not waited for
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -115,7 +116,8 @@ class Forwarder:
         self.in_flight += 1
         try:
             if refusal := self._refusal(scope, passage.heads):
-                await self._refuse(passage, refusal, send)
+                long = b"transfer-encoding" in passage.heads or http.length(passage.heads) > _READ_IN_VAIN
+                await self._refuse(passage, replace(refusal, close=True) if long else refusal, send)
             else:
                 await self._serve(passage, receive, send)
         finally:

@@ -77,13 +77,15 @@ class Upload:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         parts, self._parts = self._parts, []
-        for part in parts:
-            yield part
-        while self._more:
-            if part := await self._next():
+        try:
+            for part in parts:
                 yield part
-        if self._ended:
-            self._ended.set()
+            while self._more:
+                if part := await self._next():
+                    yield part
+        finally:  # an answer that came before the body's end leaves the rest unread
+            if self._ended:
+                self._ended.set()
 
     async def _next(self) -> bytes:
         if self._begun:
@@ -109,7 +111,10 @@ class Upload:
         return problem
 
     async def left(self) -> None:
-        """Returns when the client has gone. While its body is streamed, whoever reads that is the one to notice."""
+        """Returns when the client has gone. While its body is streamed, whoever reads that is the one to notice.
+
+        What is left of a body that nobody reads any more is thrown away.
+        """
         if self._ended:
             await self._ended.wait()
         while (await self._receive())["type"] != "http.disconnect":

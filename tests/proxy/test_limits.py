@@ -178,3 +178,14 @@ def test_a_request_without_an_answer_yet_is_told_that_the_proxy_ends(tmp_path: P
             assert await error_of(response) == (503, "[counterproof] the proxy is shutting down")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("size", "closes"), [(100, False), (65_537, True)])
+def test_a_long_body_of_a_refused_request_is_not_read(tmp_path: Path, size: int, closes: bool) -> None:  # noqa: FBT001
+    async def main() -> None:
+        async with StandIn() as engine, proxy(tmp_path, engine) as door:
+            async with door.session.post(f"{door.root}/sleep", data=b"x" * size) as response:
+                assert response.status == 403
+                assert (response.headers.get("connection") == "close") is closes
+
+    asyncio.run(main())

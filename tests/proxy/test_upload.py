@@ -102,3 +102,15 @@ def test_a_client_that_leaves_is_noticed_after_its_body_only() -> None:
                 await left
 
     asyncio.run(main())
+
+
+def test_after_a_body_that_nobody_reads_to_its_end_a_client_that_leaves_is_noticed_too() -> None:
+    async def main() -> None:
+        one = upload(part(b"abc"), part(b"def"), part(b"ghi"), GONE)
+        chunks = one.stream()
+        assert await anext(chunks) == b"abc"
+        await chunks.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(5):
+            await one.left()
+
+    asyncio.run(main())

@@ -5,13 +5,17 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from tests.standin.faults import Faults
 from tests.standin.model import Call, Script
 from tests.standin.server import StandIn
+
+_BYTES = {"body", "comment"}
 
 
 def _arguments() -> argparse.Namespace:
@@ -27,8 +31,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--flip", type=int, action="append", default=[], help="an output position that drifts")
     parser.add_argument("--gap", action="append", default=[], metavar="POSITION=NATS")
     parser.add_argument("--scripts", type=Path, help="a JSON list of scripts: the fields of Script, calls as objects")
-    parser.add_argument("--faults", type=json.loads, default={}, help="a JSON object: the fields of Faults")
+    parser.add_argument("--faults", type=_faults, default=Faults(), help="a JSON object: the fields of Faults")
+    parser.add_argument("--until-eof", action="store_true", help="end with standard input, so with whoever holds it")
     return parser.parse_args()
+
+
+def _faults(text: str) -> Faults:
+    """What stands for bytes is text in JSON."""
+    fields: dict[str, Any] = json.loads(text)
+    for name in _BYTES & fields.keys():
+        fields[name] = fields[name] and fields[name].encode()
+    return Faults(**fields)
 
 
 def _scripts(path: Path | None) -> list[Script]:
@@ -46,10 +59,12 @@ async def _serve(asked: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
+    if asked.until_eof:
+        loop.add_reader(sys.stdin, ended.set)
     engine = StandIn(
         _scripts(asked.scripts),
         model=asked.model,
-        faults=Faults(**asked.faults),
+        faults=asked.faults,
         gaps=gaps,
         flips=asked.flip,
         tokenizer_shift=asked.tokenizer_shift,

@@ -34,14 +34,16 @@ class Faults:
                         streamed: nulls), `null` nulls, `zero` zeroes
     hang_after          after n events, nothing more comes
     truncate_after      after n events the stream ends well as HTTP: no finish, no [DONE]
+    short_after_bytes   a whole answer ends well as HTTP after n bytes, and is no longer JSON
     error_after         after n events an error event and [DONE]
     abort_after_bytes   after n bytes of the body the connection is closed
     cut_utf8            the connection is closed in the middle of the first character beyond ASCII
     endless             neither an end token nor a limit ends an answer
-    delay_s             seconds before each event, beside the engine's own latency
+    delay_s             seconds before each event and before a whole answer, beside the engine's own latency
     crlf                lines end in CRLF
     comment             this is written between events, with a blank line (`: ping`, say)
     cuts                an answer's bytes are written in pieces: of that many bytes, or cut at those offsets
+    drip_s              seconds between those pieces
     """
 
     close_before_byte: bool = False
@@ -52,6 +54,7 @@ class Faults:
     logprobs: Literal["nan", "nan_400", "null", "zero"] | None = None
     hang_after: int | None = None
     truncate_after: int | None = None
+    short_after_bytes: int | None = None
     error_after: int | None = None
     abort_after_bytes: int | None = None
     cut_utf8: bool = False
@@ -60,6 +63,7 @@ class Faults:
     crlf: bool = False
     comment: bytes | None = None
     cuts: int | Sequence[int] | None = None
+    drip_s: float = 0.001  # without any, the kernel may put pieces together again
     skip: int = 0
     times: int | None = None
     only: Callable[[str, dict[str, Any]], bool] | None = None
@@ -121,6 +125,16 @@ class Writer:
     def _lines(self, raw: bytes) -> bytes:
         return raw.replace(b"\n", b"\r\n") if self._faults.crlf else raw
 
+    async def whole(self, raw: bytes) -> None:
+        """Writes an answer that is no stream.
+
+        Raises:
+            ClosedError: the connection is to be closed.
+        """
+        if self._faults.delay_s:
+            await asyncio.sleep(self._faults.delay_s)
+        await self.body(raw)
+
     async def body(self, raw: bytes) -> None:
         """Writes bytes of the body as they stand, in the pieces that the faults say."""
         end = self._end(raw)
@@ -129,7 +143,7 @@ class Writer:
             await self._response.write(piece)
             self._written += len(piece)
             if self._faults.cuts is not None:
-                await asyncio.sleep(0.001)  # else the kernel may put pieces together again
+                await asyncio.sleep(self._faults.drip_s)
         if end is not None:
             raise ClosedError
 

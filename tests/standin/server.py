@@ -227,11 +227,12 @@ class StandIn:
     async def _whole(self, request: web.BaseRequest, faults: Faults, asking: Asking, body: bytes) -> web.StreamResponse:
         if faults.logprobs == "nan_400" and (asking.asked.k is not None or asking.body.get("prompt_logprobs")):
             raise checks.bad("Out of range float values are not JSON compliant")
+        body = body[: faults.short_after_bytes]
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         response = _answer(web.StreamResponse(headers=headers))
         await response.prepare(request)
         try:
-            await Writer(response, faults).body(body)
+            await Writer(response, faults).whole(body)
         except ClosedError:
             return _closed(request, response)
         await response.write_eof()

@@ -36,6 +36,9 @@ SCORE = ((1, 5), (11, 12))
         (Faults(logprobs="zero"), Garbage),
         (Faults(refuse_logprobs=True), Refused),
         (Faults(abort_after_bytes=30), Unreachable),
+        (Faults(short_after_bytes=30), Garbage),
+        (Faults(delay_s=2), TimedOut),
+        (Faults(cuts=20, drip_s=0.1), TimedOut),
     ],
 )
 def test_each_fault_is_what_the_client_calls_it(faults: Faults, error: type[Exception]) -> None:
@@ -71,6 +74,14 @@ def test_faults_are_counted_and_picked() -> None:
             bodies = [await post(engine, chat(max_tokens=1, **extra)) for extra in ({}, {}, TOLD, TOLD)]
             assert [b"error" in body for body in bodies] == [False, False, True, False]
             assert engine.generated == 4
+
+    asyncio.run(main())
+
+
+def test_an_answer_cut_short_is_whole_as_http() -> None:
+    async def main() -> None:
+        async with StandIn(faults=Faults(short_after_bytes=30)) as engine:
+            assert len(await post(engine, chat(max_tokens=1))) == 30
 
     asyncio.run(main())
 
@@ -226,11 +237,28 @@ def test_it_takes_a_gpus_time() -> None:
     asyncio.run(main())
 
 
+def test_a_slow_answer_is_a_whole_one() -> None:
+    async def main() -> None:
+        async with StandIn() as engine:
+            loop = asyncio.get_running_loop()
+            for faults in (Faults(delay_s=0.3), Faults(cuts=100, drip_s=0.05)):
+                engine.faults = Faults()
+                well = json.loads(await post(engine, chat(max_tokens=3)))
+                engine.faults = faults
+                began = loop.time()
+                slow = json.loads(await post(engine, chat(max_tokens=3)))
+                assert loop.time() - began >= 0.3
+                assert slow["choices"] == well["choices"]
+
+    asyncio.run(main())
+
+
 def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "scripts.json").write_text(json.dumps([{"text": "I do.", "calls": []}]), encoding="utf-8")
 
     async def main() -> None:
-        options = ("--scripts", str(tmp_path / "scripts.json"), "--faults", '{"comment": null}', "--gap", "3=0.5")
+        faults = '{"comment": null, "body": "no JSON", "skip": 1}'
+        options = ("--scripts", str(tmp_path / "scripts.json"), "--faults", faults, "--gap", "3=0.5")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.standin", *options, stdout=asyncio.subprocess.PIPE,
             cwd=Path(__file__).parents[2],
@@ -239,8 +267,25 @@ def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
         base_url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
         async with Engine(Endpoint("s", base_url, "smollm2")) as engine:
             choice = await engine.replay(Request(Dialect.CHAT, chat()), expected=64)
-        assert choice.content == "I do."
+            assert choice.content == "I do."
+            assert await engine.post("/v1/chat/completions", chat()) == b"no JSON"
         process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+    asyncio.run(main())
+
+
+def test_as_a_process_it_ends_with_whoever_holds_its_standard_input() -> None:
+    async def main() -> None:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.standin", "--until-eof", stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2]
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        await asyncio.wait_for(process.stdout.readline(), 30)
+        assert process.returncode is None
+        process.stdin.close()
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
     asyncio.run(main())

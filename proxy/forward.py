@@ -45,7 +45,11 @@ _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to
 
 @dataclass(slots=True)
 class _Passage:
-    """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch)."""
+    """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
+
+    `request` is None where it is not understood, `unread` says that it was too large for that; `copy` is the answer so
+    far, None where none is kept, and `problem` says why.
+    """
 
     scope: Scope
     heads: dict[bytes, bytes]
@@ -61,6 +65,8 @@ class _Passage:
     request: Request | None = None
     injection: Injection | None = None
     conversation: str = ""
+    sampled: bool = False
+    unread: bool = False
     status: int = 0
     answered: bool = False
     sse: bool = False
@@ -188,7 +194,7 @@ class Forwarder:
             return
         body = passage.body
         if not isinstance(body, bytes) or len(body) > self._copy_limit:
-            passage.to.mirror.skip("too_large")
+            passage.unread = True
             return
         try:
             value = orjson.loads(body)
@@ -210,7 +216,8 @@ class Forwarder:
         passage.to = self._routes.pick(request.model)
         mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
-        if not mirror.wants(request, passage.conversation):
+        passage.sampled = mirror.wants(request, passage.conversation)
+        if not passage.sampled:
             return
         passage.copy = []
         if mirror.ready:
@@ -384,7 +391,9 @@ class Forwarder:
         """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
         try:
             self._count(passage)
-            if passage.answered and passage.request is not None:
+            if passage.answered and passage.unread:
+                passage.to.mirror.skip("too_large")
+            elif passage.answered and passage.request is not None:
                 self._offer(passage, passage.request)
         except Exception as error:  # noqa: BLE001  (nothing of the record may break the primary path)
             log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
@@ -402,8 +411,8 @@ class Forwarder:
         )
 
     def _offer(self, passage: _Passage, request: Request) -> None:
-        """Hands an answered exchange over; what had no injection and no copy is out of the sample, and counted so."""
-        if passage.copy is None and passage.problem is None:
+        """Hands an answered exchange over, or counts it as out of the sample."""
+        if not passage.sampled:
             passage.to.mirror.leave_out()
             return
         size = passage.copied + (len(passage.body) if isinstance(passage.body, bytes) else 0)

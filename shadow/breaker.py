@@ -27,6 +27,7 @@ class Breaker:
         self._failures = 0
         self._open_until: float | None = None
         self._trying = False
+        self._epoch = 1
 
     @property
     def state(self) -> Circuit:
@@ -41,26 +42,36 @@ class Breaker:
             return True
         return not self._trying and now >= self._open_until
 
-    def begin(self, now: float) -> bool:
-        """Asks for leave to ask about an exchange; of an open breaker whose pause is over the first one gets it."""
+    def begin(self, now: float) -> int | None:
+        """Leave to ask about an exchange, or None; of an open breaker whose pause is over the first one gets it.
+
+        How that ends is told with what was given here: words about what was begun before the last change are not heard.
+        """
         if not self.allows(now):
-            return False
-        self._trying = self._open_until is not None
-        return True
+            return None
+        if self._open_until is not None:
+            self._trying = True
+            self._epoch += 1
+        return self._epoch
 
-    def succeeded(self) -> None:
+    def succeeded(self, leave: int) -> None:
         """The engine answered: whatever it said, it can be asked."""
-        self._failures, self._pause, self._open_until, self._trying = 0, self._first_pause, None, False
+        if leave == self._epoch:
+            self._failures, self._pause, self._open_until, self._trying = 0, self._first_pause, None, False
 
-    def failed(self, now: float) -> None:
+    def failed(self, leave: int, now: float) -> None:
         """The engine did not answer, or not with what it should."""
+        if leave != self._epoch:
+            return
         self._failures += 1
         if self._trying:
             self._pause = min(2 * self._pause, self._longest)
-        elif self._open_until is not None or self._failures < self._limit:
-            return  # asked before it opened: says nothing new
+        elif self._failures < self._limit:
+            return
         self._open_until, self._trying = now + self._pause, False
+        self._epoch += 1
 
-    def abandoned(self) -> None:
+    def abandoned(self, leave: int) -> None:
         """What was begun ended without a word about the engine: a trial may be made anew."""
-        self._trying = False
+        if leave == self._epoch:
+            self._trying = False

@@ -99,12 +99,37 @@ def refusal_as_pair(primary: Capabilities, reference: Capabilities) -> str | Non
 T = TypeVar("T")
 
 
+# What says "not now", and nothing about what an engine can do.
+_NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
+
+
 async def _tried(work: Awaitable[T]) -> T | None:
-    """The result, or None where the engine does not take that request, fails on it or answers something else."""
+    """The result, or None where the engine does not take that request, fails on it or answers something else.
+
+    Raises:
+        EngineError: it cannot be asked now.
+    """
     try:
         return await work
-    except (Refused, Failed, Garbage):
+    except (Refused, Failed) as error:
+        if error.status in _NOT_NOW:
+            raise
         return None
+    except Garbage:
+        return None
+
+
+async def _check_up(engine: Engine) -> None:
+    """Asks for the plainest completion: an engine that fails on it is not well, and what it can do is not known yet.
+
+    Raises:
+        EngineError: it is not.
+    """
+    try:
+        read_object(await engine.post("/v1/completions", {"model": engine.model, "prompt": "Hi.", "max_tokens": 1}))
+    except Refused as error:  # without such a route, or without such prompts, it may be well all the same
+        if error.status in _NOT_NOW:
+            raise
 
 
 async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
@@ -123,6 +148,7 @@ async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
     cache = cache_info((metrics or b"").decode("utf-8", "replace"))
     texts = [await _tried(engine.tokenize(text)) for text in TOKENIZER_TEXTS]
     ids = texts[0] or (1, 2, 3, 4)
+    await _check_up(engine)
     completion = await _tried(_completion(engine, ids))
     token_ids = completion is not None and completion.prompt_ids == tuple(ids)
     scored = await _tried(engine.score(ids[:-2], ids[-2:])) if token_ids and reference else None

@@ -90,7 +90,7 @@ class Engine:
         except httpx2.HTTPError as error:
             raise Unreachable(f"{self.name}: {type(error).__name__} at {self._root}{path}") from error
         if response.status_code >= 500:
-            raise Failed(f"{self.name}: {path} answered {response.status_code}")
+            raise Failed(f"{self.name}: {path} answered {response.status_code}", response.status_code)
         if response.status_code != 200:
             raise Refused(f"{self.name}: {path} answered {response.status_code}", response.status_code)
         return body

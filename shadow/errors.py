@@ -49,6 +49,10 @@ class Failed(EngineError):  # noqa: N818
 
     reason = "server_error"
 
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 class Garbage(EngineError):  # noqa: N818
     """The engine answered 200 with something that is not what the API sends."""

@@ -9,7 +9,7 @@ import structlog
 import tenacity
 
 from shadow.breaker import Breaker
-from shadow.capabilities import Capabilities, discover, refusal_as_pair, served_model
+from shadow.capabilities import Capabilities, LogprobsMode, discover, refusal_as_pair, served_model
 from shadow.engine import Endpoint, Engine
 from shadow.errors import EngineError, Refused, TimedOut, Unreachable
 from shadow.examine import Examination, examine
@@ -22,6 +22,7 @@ CIRCUIT_OPEN = "circuit_open"
 
 _CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
 _RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
+_ASK_AGAIN_S = 300.0  # between two questions to an engine that lacks what nearly every engine can do
 
 
 class State(StrEnum):
@@ -42,6 +43,7 @@ class Peer:
         self.can: Capabilities | None = None
         self.why = "not asked yet"
         self._reference = reference
+        self._asked_at = 0.0
         self._look = asyncio.Event()
 
     @property
@@ -62,7 +64,27 @@ class Peer:
             while self.state is not State.DOWN:
                 await self._pause(_CHECK_EVERY)
                 await self._look_again()
+                if self._lacks and time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+                    await self._ask_again()
             log.warning("engine is away or another", engine=self.name, reason=self.why)
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the engine could not do what nearly every engine can: it may have been asked in a bad moment."""
+        can = self.can
+        if can is None:
+            return False
+        return not can.token_ids_in or not can.tokenizer or can.logprobs_mode is LogprobsMode.NONE
+
+    async def _ask_again(self) -> None:
+        self._asked_at = time.monotonic()
+        try:
+            can = await discover(self.engine, reference=self._reference)
+        except EngineError:
+            return
+        if can != self.can:
+            self.can = can
+            log.info("engine can do something else now", engine=self.name, ways=list(can.ways))
 
     async def _look_again(self) -> None:
         try:
@@ -82,6 +104,7 @@ class Peer:
         )
         can: Capabilities = await attempts(discover, self.engine, reference=self._reference)
         self.can, self.state, self.why = can, State.READY, ""
+        self._asked_at = time.monotonic()
         log.info("engine found", engine=self.name, model=can.model, ways=list(can.ways))
 
     def _missed(self, retry: tenacity.RetryCallState) -> None:
@@ -145,7 +168,8 @@ class Reference:
             word = {State.COLD: "cold", State.DOWN: "unreachable"}.get(state) or why.partition(":")[0]
             outcome = "failed" if state is State.DOWN else "not_comparable"
             return Examination.without(self.name, exchange, outcome, word)
-        if not self.breaker.begin(self._clock()):
+        leave = self.breaker.begin(self._clock())
+        if leave is None:
             return Examination.without(self.name, exchange, "dropped", CIRCUIT_OPEN)
         try:
             async with asyncio.timeout(self.peer.engine.endpoint.timeout):
@@ -153,21 +177,21 @@ class Reference:
         except TimeoutError:
             result = Examination.without(self.name, exchange, "failed", TimedOut.reason)
         except BaseException:
-            self.breaker.abandoned()
+            self.breaker.abandoned(leave)
             raise
-        self._learn(result)
+        self._learn(leave, result)
         return result
 
-    def _learn(self, result: Examination) -> None:
+    def _learn(self, leave: int, result: Examination) -> None:
         """What an examination says about the engine itself."""
         before = self.breaker.state
         if result.outcome == "failed":
-            self.breaker.failed(self._clock())
+            self.breaker.failed(leave, self._clock())
             if result.reason == Unreachable.reason:
                 self.peer.suspect()
         elif result.outcome == "compared" or result.reason == Refused.reason:
-            self.breaker.succeeded()
+            self.breaker.succeeded(leave)
         else:
-            self.breaker.abandoned()
+            self.breaker.abandoned(leave)
         if (now := self.breaker.state) is not before:
             log.warning("shadow circuit", shadow=self.name, state=now.value, reason=result.reason)

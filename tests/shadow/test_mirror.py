@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.proxy.serving import Proxy, proxy
@@ -299,5 +300,55 @@ def test_nothing_is_asked_of_the_primary_for_shadows_whose_circuits_are_open(tmp
             engine.received.clear()
             await ask(door, 1)
             assert "return_token_ids" not in json.loads(engine.received[-1].body)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"body": b"<html>"}], ids=str)
+@pytest.mark.parametrize("whose", ["the shadow's", "the primary's"])
+def test_an_engine_that_is_found_in_a_bad_moment_is_asked_again(
+    tmp_path: Path, fault: dict[str, Any], whose: str
+) -> None:
+    """A gateway may answer so while its engine loads: that says nothing about what the engine can do."""
+
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as shadow:
+            bad = shadow if whose == "the shadow's" else engine
+            bad.faults = Faults(**fault)
+            async with proxy(tmp_path, engine, shadow, fit=False) as door:
+                async with asyncio.timeout(10):
+                    while not bad.generated:
+                        await asyncio.sleep(0.01)
+                assert await door.metric("counterproof_shadow_up", shadow="s0") == 0
+                bad.faults = Faults()
+                async with asyncio.timeout(20):
+                    while not await door.metric("counterproof_shadow_up", shadow="s0"):
+                        await asyncio.sleep(0.05)
+                await ask(door, 1)
+                await door.settled()
+                assert await door.outcomes() == {("s0", "compared", ""): 1}
+
+    asyncio.run(main())
+
+
+def test_what_is_too_large_or_out_of_the_sample_is_counted_once_it_is_answered_and_by_that_alone(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with StandIn([TEXT]) as engine, StandIn([TEXT]) as shadow:
+            limits = {"other": 0, "tool_calls": 0, "max_body_bytes": 2000}
+            async with proxy(tmp_path, engine, shadow, mirror=limits) as door:
+                engine.faults = Faults(abort_after_bytes=900)
+                with pytest.raises(aiohttp.ClientError):
+                    await door.chat(chat(stream=True))
+                await door.settled()
+                assert await door.outcomes() == {("s0", "sampled_out", ""): 1}
+                large = chat(messages=[{"role": "user", "content": "word " * 1000}])
+                await engine.refuse_connections()
+                assert (await door.chat(large))[0] == 502
+                await engine.accept_connections()
+                engine.faults = Faults()
+                assert (await door.chat(large))[0] == 200
+                assert await door.outcomes() == {("s0", "sampled_out", ""): 1, ("s0", "dropped", "too_large"): 1}
 
     asyncio.run(main())

@@ -1,0 +1,242 @@
+"""A client that leaves ends its request in the real engine, whenever it leaves; no reference is asked about it.
+
+The engine's own gauges tell. It takes notice between two steps, so one step is allowed for, and a second for everything
+else; a step is measured on this very machine, which may be busy.
+"""
+
+import itertools
+import json
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engine.fixtures import Engines, ObservingProxy
+
+GRACE_S = 1.0
+PATIENCE_S = 60.0  # after which something has failed, and is not slow
+LONG = {"model": "smollm2", "temperature": 0, "ignore_eos": True}
+STORY = [{"role": "user", "content": "Tell me a story without an end."}]
+MIRROR, REQUESTS = "counterproof_mirror_total", "counterproof_requests_total"
+
+
+class Client:
+    """A client on a socket of its own, which can leave at any moment. Sends the head and `sent` bytes of the body."""
+
+    def __init__(self, base_url: str, path: str, body: bytes, sent: int | None = None) -> None:
+        host, _, port = base_url.removeprefix("http://").removesuffix("/v1").rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        head = f"POST /v1{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        self._socket.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body[:sent])
+        self.received = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    def read(self, until: bytes) -> None:
+        """Reads on until what was received holds `until`."""
+        while until not in self.received:
+            piece = self._socket.recv(65536)
+            assert piece, "the connection was closed"
+            self.received += piece
+
+    def look(self) -> None:
+        """Takes in what has come, and waits for nothing."""
+        self._socket.setblocking(False)  # noqa: FBT003
+        try:
+            self.received += self._socket.recv(65536)
+        except BlockingIOError:
+            pass
+        finally:
+            self._socket.settimeout(PATIENCE_S)
+
+    def gaps(self, events: int) -> list[float]:
+        """Reads so many events (the role's not among them) and tells the seconds between them."""
+        self.read(b"data: ")
+        times: list[float] = []
+        seen = self.received.count(b"data: ")
+        while len(times) <= events:
+            piece = self._socket.recv(65536)
+            assert piece, "the stream has ended"
+            self.received += piece
+            if (now_seen := self.received.count(b"data: ")) > seen:
+                times.append(time.monotonic())
+                seen = now_seen
+        return [b - a for a, b in itertools.pairwise(times)]
+
+    @property
+    def exchange(self) -> str:
+        """The exchange's id, from the head of its answer."""
+        found = re.search(rb"x-counterproof-id: (cp-\w+)\r\n", self.received)
+        assert found, "no head of an answer"
+        return found[1].decode()
+
+
+class Counts(NamedTuple):
+    """What must have moved by so much, or not at all, when a client has left."""
+
+    left: float
+    mirrored: float
+    mirrored_as_left: float
+    posts_to_reference: float
+
+
+class Scene:
+    """The engines, the proxy between them, and what they say about themselves."""
+
+    def __init__(self, engines: Engines, proxy: ObservingProxy) -> None:
+        self.proxy, self.base_url = proxy.process, proxy.process.base_url
+        self.judged = proxy.judged
+        self._primary, self._reference = engines.primary.root_url, engines.reference.root_url
+        until(lambda: self.running == 0 and self.proxy.metric("counterproof_mirror_queue") == 0)
+
+    @property
+    def running(self) -> float:
+        """The requests that run or wait in the primary."""
+        return total(self._primary, "vllm:num_requests_running") + total(self._primary, "vllm:num_requests_waiting")
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """The tokens that the primary has read and written, once a request's first token was there."""
+        return (
+            total(self._primary, "vllm:prompt_tokens_total"),
+            total(self._primary, "vllm:generation_tokens_total"),
+        )
+
+    def counts(self) -> Counts:
+        """The counters as they stand."""
+        return Counts(
+            self.proxy.metric(REQUESTS, code="499"),
+            self.proxy.metric(MIRROR),
+            self.proxy.metric(MIRROR, outcome="not_comparable", reason="client_left"),
+            total(self._reference, "http_requests_total", method="POST"),
+        )
+
+    def ends(self, step: float) -> None:
+        """The client has just left: the engine must have ended its request within one step and a second."""
+        began = time.monotonic()
+        while True:
+            asked = time.monotonic() - began  # an answer to this says how things stood then, or later
+            if self.running == 0:
+                break
+            assert asked < PATIENCE_S, "the engine goes on"
+            time.sleep(0.01)
+        assert asked <= step + GRACE_S
+
+    def is_counted(self, before: Counts, *, answered: bool) -> None:
+        """Counted as left; in the mirror, too, if an answer had begun; the reference was not asked; all goes on."""
+        until(lambda: self.counts().left == before.left + 1)
+        until(lambda: self.counts().mirrored == before.mirrored + answered)
+        assert self.proxy.metric("counterproof_open_requests") == 0
+        after = self.counts()
+        assert after.mirrored_as_left == before.mirrored_as_left + answered
+        assert after.posts_to_reference == before.posts_to_reference
+        body = LONG | {"messages": STORY, "max_tokens": 2}
+        again = httpx2.post(f"{self.base_url}/chat/completions", json=body, timeout=PATIENCE_S, trust_env=False)
+        assert again.status_code == 200
+        assert again.json()["usage"]["completion_tokens"] == 2
+
+
+def total(root_url: str, name: str, **labels: str) -> float:
+    """The sum of an engine's samples of that name and with these labels."""
+    text = httpx2.get(f"{root_url}/metrics", timeout=PATIENCE_S, trust_env=False).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps(LONG | {"messages": STORY, "max_tokens": 3000} | fields).encode()
+
+
+@pytest.fixture
+def scene(engines: Engines, proxy: ObservingProxy) -> Scene:
+    return Scene(engines, proxy)
+
+
+def test_in_mid_stream(scene: Scene) -> None:
+    before = scene.counts()
+    with Client(scene.base_url, "/chat/completions", chat(stream=True)) as client:
+        step = max(client.gaps(8))
+        assert scene.running == 1
+        client.leave()
+        scene.ends(step)
+    scene.is_counted(before, answered=True)
+    (examination,) = scene.judged(client.exchange)["examinations"]
+    assert (examination["outcome"], examination["reason"]) == ("not_comparable", "client_left")
+
+
+def test_before_the_first_byte(scene: Scene) -> None:
+    """While the prompt is read: it takes two steps, and after the first the engine tells that it runs."""
+    before, tokens = scene.counts(), scene.tokens
+    prompt = f"{uuid.uuid4()} " + "the cat sat on a mat and " * 430  # nothing of it is in the prefix cache
+    messages = [{"role": "user", "content": prompt}]
+    began = time.monotonic()
+    with Client(scene.base_url, "/chat/completions", chat(stream=True, messages=messages, max_tokens=500)) as client:
+        until(lambda: scene.running == 1)
+        step = time.monotonic() - began
+        client.look()
+        assert client.received.endswith(b"\r\n\r\n"), "a head, and nothing of the body"
+        client.leave()
+        scene.ends(step)
+    assert scene.tokens == tokens, "nothing was written"
+    scene.is_counted(before, answered=True)
+    (examination,) = scene.judged(client.exchange)["examinations"]
+    assert (examination["outcome"], examination["reason"]) == ("not_comparable", "client_left")
+
+
+def test_during_a_call_that_does_not_stream(scene: Scene, engines: Engines) -> None:
+    with Client(engines.primary.base_url, "/chat/completions", chat(stream=True)) as direct:
+        step = max(direct.gaps(8))
+    until(lambda: scene.running == 0)
+    before = scene.counts()
+    with Client(scene.base_url, "/chat/completions", chat(stream=False)) as client:
+        until(lambda: scene.running == 1)
+        client.look()
+        assert client.received == b""
+        client.leave()
+        scene.ends(step)
+    scene.is_counted(before, answered=False)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses"], ids=["read whole", "passed on as it comes"])
+def test_during_an_upload(scene: Scene, path: str) -> None:
+    before, tokens = scene.counts(), scene.tokens
+    body = chat(stream=True, input="Tell me a story.")
+    seen = []
+    with Client(scene.base_url, path, body, sent=len(body) // 2) as client:
+        until(lambda: scene.proxy.metric("counterproof_open_requests") == 1)
+        for _ in range(10):
+            seen.append(scene.running)
+            time.sleep(0.05)
+        client.leave()
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            seen.append(scene.running)
+    assert set(seen) == {0}
+    assert scene.tokens == tokens
+    scene.is_counted(before, answered=False)

@@ -132,8 +132,8 @@ class Forwarder:
 
     def _refusal(self, scope: Scope, heads: dict[bytes, bytes]) -> Refusal | None:
         """Why a request is not served, by its head alone."""
-        if heads.get(b"upgrade", b"").lower() == b"websocket":
-            return http.WEB_SOCKET
+        if refusal := http.not_passed_on(scope, heads):
+            return refusal
         if self._keys and self._keys.name(scope["headers"]) is None:
             return http.NO_KEY
         if self._denied(scope["raw_path"]):
@@ -289,6 +289,9 @@ class Forwarder:
         finally:
             passage.waiting_since = None
             passage.waited += time.monotonic() - began
+        if not 200 <= response.status < 600:  # no status of an answer (101: nobody asked for another protocol)
+            response.close()
+            raise aiohttp.ClientPayloadError("an answer of no known kind")
         passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
         return response
 

@@ -41,6 +41,11 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
+def only_chunked(headers: Headers) -> bool:
+    """Whether a body is chunked and nothing else: another coding would go on with nothing left that says so."""
+    return [value.strip().lower() for name, value in headers if name == b"transfer-encoding"] == [b"chunked"]
+
+
 def length(headers: Mapping[bytes, bytes]) -> int:
     """The announced length of a body, 0 where none is announced."""
     value = headers.get(b"content-length", b"")
@@ -154,6 +159,11 @@ class Refusal:
 
 
 WEB_SOCKET = Refusal(501, "not_implemented_error", "web sockets are not served here", close=True)
+NO_PATH = Refusal(400, "invalid_request_error", "the request's target is no path", close=True)
+NO_SUCH_CODING = Refusal(
+    501, "not_implemented_error", "a transfer coding other than chunked is not undone here", close=True
+)
+NO_UPGRADE = Refusal(501, "not_implemented_error", "no other protocol is spoken here", close=True)
 PATH_DENIED = Refusal(
     403, "permission_error", "this path is not served here: it administers the engine (see paths.deny and paths.allow)"
 )
@@ -171,3 +181,17 @@ TOO_LARGE = Refusal(413, "invalid_request_error", "the request's body is larger 
 TOO_SLOW = Refusal(408, "invalid_request_error", "the request's body did not arrive in time", close=True)
 UNREACHABLE = Refusal(502, "upstream_error", "the model server cannot be reached")
 LATE = Refusal(504, "upstream_error", "the model server did not answer in time")
+
+
+def not_passed_on(scope: Scope, heads: Mapping[bytes, bytes]) -> Refusal | None:
+    """Why a request cannot be passed on as what it is, None where it can."""
+    if b"upgrade" in heads:
+        if heads[b"upgrade"].lower() == b"websocket":
+            return WEB_SOCKET
+        if has_body(heads) and b"upgrade" in _named(scope["headers"]):  # the parser takes it for the other protocol's
+            return NO_UPGRADE
+    if not scope["raw_path"].startswith(b"/"):  # `*`, or what would become a part of the primary's address
+        return NO_PATH
+    if b"transfer-encoding" in heads and not only_chunked(scope["headers"]):
+        return NO_SUCH_CODING
+    return None

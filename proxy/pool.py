@@ -28,11 +28,18 @@ class _Connection(ResponseHandler):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.requests = 0
-        self.heard = False
+        self.heard = self.idle = False
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        if data:  # aiohttp calls this itself, without any, to go on with what it had
+            self.heard = True
+            if self.idle:  # nobody asked: it must not become the answer to the next request
+                self.close()
+                return
         super().data_received(data)
+        if self._exception is not None and self._payload is not None and not self._payload.is_eof():
+            # aiohttp tells the connection that this was no HTTP, and not whoever waits for the rest of the body.
+            self._payload.set_exception(aiohttp.ClientPayloadError("the body is no HTTP"))
 
     @property
     def was_stale(self) -> bool:
@@ -54,9 +61,14 @@ class _Connector(aiohttp.TCPConnector):
         got = await super().connect(req, traces, timeout)
         if isinstance(got.protocol, _Connection):
             got.protocol.requests += 1
-            got.protocol.heard = False
+            got.protocol.heard = got.protocol.idle = False
             _CURRENT.set(got.protocol)
         return got
+
+    def _release(self, key: Any, protocol: ResponseHandler, **options: Any) -> None:
+        if isinstance(protocol, _Connection):
+            protocol.idle = True
+        super()._release(key, protocol, **options)
 
 
 class _Request(ClientRequest):
@@ -129,7 +141,7 @@ class Pool:
 
 
 def _session(connector: _Connector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         connector=connector,
         request_class=_Request,
         auto_decompress=False,
@@ -141,3 +153,5 @@ def _session(connector: _Connector) -> aiohttp.ClientSession:
         max_headers=_HEADERS,
         trust_env=False,
     )
+    session._retry_connection = False  # noqa: SLF001  (`Pool.request` has one rule for all methods)
+    return session

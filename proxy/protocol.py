@@ -1,4 +1,8 @@
-"""The data port's HTTP/1.1 server protocol: uvicorn's, with bounds on a request's head and errors in one shape."""
+"""The data port's HTTP/1.1 server protocol: uvicorn's, with bounds on a request's head and errors in one shape.
+
+What one connection says must mean the same to whoever stands before this proxy and behind it: a connection on which
+something was not HTTP, or asked for another protocol, carries no further request.
+"""
 
 import asyncio
 from typing import Any
@@ -14,11 +18,16 @@ _NOT_HTTP = Refusal(400, "invalid_request_error", "this is not a valid HTTP requ
 _HEAD_TOO_LARGE = Refusal(
     431, "invalid_request_error", "the request's line and headers are larger than is taken here", close=True
 )
+_FRAMES_TOO_LARGE = Refusal(
+    413, "invalid_request_error", "what frames the request's body is larger than is taken here", close=True
+)
 _TOO_SLOW = Refusal(408, "invalid_request_error", "the request did not arrive in time", close=True)
+
+_FRAME_PER_BYTE = 8  # a chunk of one byte has five that frame it
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Takes heads of at most `max_head_bytes` (plus what one read brings).
+    """Takes heads of at most `max_head_bytes` (plus what one read brings), and as much around a body's chunks.
 
     A head, and the first part of a body after it, arrive within `head_timeout` seconds each. The parser itself keeps a
     header of any length, and waits for its end forever.
@@ -30,7 +39,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._head_bytes = 0
-        self._body_of: RequestResponseCycle | None = None
+        self._framed: RequestResponseCycle | None = None  # whose body is counted
+        self._frame_bytes = self._body_bytes = 0
+        self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -45,17 +56,26 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body; the parser's callbacks have run when uvicorn's own method returns."""
+        if self._deaf:
+            return
+        before: RequestResponseCycle | None = self.cycle
+        had = len(before.body) if before is not None else 0
         super().data_received(data)
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle: Any = self.cycle
         if cycle is not None and cycle.scope is self.scope and not cycle.more_body:  # a whole request, as most are
             self._head_bytes = 0
             if self._timer is not None:
                 self._end_timer()
         elif not self.transport.is_closing():
-            self._part_received(cycle, len(data))
+            self._part_received(cycle, len(data), had if cycle is before else 0)
 
-    def _part_received(self, cycle: RequestResponseCycle | None, size: int) -> None:
-        """What was received ends within a head, or within a body."""
+    def on_headers_complete(self) -> None:
+        """A head is whole. What the parser still calls headers are a body's trailers: they are nobody's headers."""
+        super().on_headers_complete()
+        self.headers = []
+
+    def _part_received(self, cycle: RequestResponseCycle | None, size: int, had: int) -> None:
+        """What was received ends within a head, or within a body that had so many bytes before."""
         if cycle is None or cycle.scope is not self.scope:  # a head has begun, its cycle has not
             self._head_bytes += size
             if self._head_bytes > self.max_head_bytes:
@@ -64,16 +84,39 @@ class BoundedProtocol(HttpToolsProtocol):
             owed = True
         else:
             self._head_bytes = 0
-            # Once a part of the body is here, whoever reads it bounds the silence.
-            owed, self._body_of = self._body_of is not cycle and not cycle.body, cycle
+            if self._framed is not cycle:
+                self._framed, self._frame_bytes, self._body_bytes = cycle, -size, 0  # the head came with it
+            came = len(cycle.body) - had
+            self._body_bytes += came
+            self._frame_bytes += size - came
+            too_much = self.max_head_bytes + _FRAME_PER_BYTE * self._body_bytes
+            if self._frame_bytes > too_much and not cycle.response_complete:
+                self._refuse(_FRAMES_TOO_LARGE)
+                return
+            owed = not self._body_bytes  # once a part is here, whoever reads it bounds the silence
         if not owed:
             self._end_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's text)
-        """What is no HTTP gets an answer in the shape of all others."""
-        self._refuse(_NOT_HTTP)
+        """What is no HTTP is refused; behind a whole request it is not heard, and that one is the connection's last."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            self._hear_no_more(cycle)
+        else:
+            self._refuse(_NOT_HTTP)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request for another protocol is answered in this one; the parser knows no more what follows it."""
+        self._hear_no_more(self.cycle)
+
+    def _hear_no_more(self, last: RequestResponseCycle) -> None:
+        self._deaf = True
+        self._end_timer()
+        last.keep_alive = False
+        if last.response_complete:
+            self.transport.close()
 
     def _end_timer(self) -> None:
         if self._timer is not None:
@@ -82,7 +125,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_late(self) -> None:
         self._timer = None
-        if self._head_bytes or self._body_of is not None:
+        cycle: RequestResponseCycle | None = self.cycle
+        in_head = cycle is None or cycle.scope is not self.scope or not cycle.more_body
+        if self.pipeline or (in_head and cycle is not None and not cycle.response_complete):
+            # An earlier request is not answered yet: until then it is this side that does not read.
+            self._timer = self.loop.call_later(self.head_timeout, self._is_late)
+        elif self._head_bytes or not in_head:
             self._refuse(_TOO_SLOW)
         elif not self.transport.is_closing():  # a connection kept ready, and never used
             self.transport.close()
@@ -91,6 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answers below ASGI, unless another answer is on its way, and closes."""
         if self.transport.is_closing():
             return
+        self._deaf = True
         self._end_timer()
         log.info("a request was refused before it was whole", status=refusal.status)
         cycle: RequestResponseCycle | None = self.cycle

@@ -43,6 +43,7 @@ evidence: .venv/dev.stamp  ## what is long; rewrites the committed results under
 	$(BIN)/python -m bench.injection_cost --write
 	$(BIN)/python -m bench.byte_path --write
 	$(BIN)/python -m bench.streams --write
+	$(BIN)/python -m bench.soak --write
 
 clean:  ## removes .venv and caches of the checkout (not the engines' cache)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

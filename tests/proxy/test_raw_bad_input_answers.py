@@ -223,6 +223,43 @@ def test_what_comes_after_an_answer_is_nobodys_answer(stage: Stage, name: str) -
     stage.play(scene())
 
 
+LATE = {
+    "a second answer": Answer((OK + b"content-length: 2\r\n\r\nok", HIDDEN)),
+    "half a second answer": Answer((OK + b"content-length: 2\r\n\r\nok", HIDDEN[:-3])),
+    "an empty line": Answer((OK + b"content-length: 2\r\n\r\nok", b"\r\n")),
+    "a body of HEAD": Answer((OK + b"content-length: 6\r\n\r\n", b"hidden")),
+    "chunks of HEAD": Answer((OK + b"transfer-encoding: chunked\r\n\r\n", chunk(b"hidden") + b"0\r\n\r\n")),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_a_kept_connection_says_unasked_is_nobodys_answer(stage: Stage, name: str) -> None:
+    """Shown for what arrives while nobody waits: bytes that cross the next request cannot be told from its answer."""
+
+    async def scene() -> None:
+        method = b"HEAD" if "HEAD" in name else b"GET"
+        said = asyncio.Event()
+
+        async def play(request: Message, source: Source, writer: asyncio.StreamWriter) -> bool:
+            kept = await LATE[name](request, source, writer)
+            said.set()
+            return kept
+
+        await stage.fresh()
+        stage.upstream.plays.append(play)
+        async with stage.client() as client:
+            first = await client.ask(method + b" /v1/x HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (first.status, first.body) == (200, b"" if method == b"HEAD" else b"ok")
+            await said.wait()
+            await asyncio.sleep(0.02)
+            for _ in range(2):
+                response = await client.ask(GET)
+                assert (response.status, response.body) == (200, b"ok")
+        assert len(stage.upstream.requests) == 3
+
+    stage.play(scene())
+
+
 # --- heads that a lenient reader takes ------------------------------------------------------------------------------
 
 ODD = {

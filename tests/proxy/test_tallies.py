@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -17,6 +17,7 @@ def shown(registry: CollectorRegistry) -> list[str]:
     return sorted(line for line in generate_latest(registry).decode().splitlines() if "_created" not in line)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["chat", "other", 'a"b\\c\n']), VALUES), max_size=30))
 def test_a_histogram_of_ours_is_the_clients(seen: Sequence[tuple[str, float]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
@@ -29,6 +30,7 @@ def test_a_histogram_of_ours_is_the_clients(seen: Sequence[tuple[str, float]]) -
     assert shown(ours) == shown(theirs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["", "200"])), max_size=30))
 def test_a_counter_of_ours_is_the_clients(seen: Sequence[tuple[str, str]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()

@@ -74,6 +74,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []
 
+    def on_response_complete(self) -> None:
+        """A request is answered; the next one that waits is begun, unless this was the last that was heard."""
+        if self._deaf and not self.pipeline:
+            self.transport.close()
+        super().on_response_complete()
+
     def _part_received(self, cycle: RequestResponseCycle | None, size: int, had: int) -> None:
         """What was received ends within a head, or within a body that had so many bytes before."""
         if cycle is None or cycle.scope is not self.scope:  # a head has begun, its cycle has not
@@ -136,14 +142,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answers below ASGI, unless another answer is on its way, and closes."""
+        """Answers below ASGI and closes; where earlier requests still wait for theirs, those are the last answers."""
         if self.transport.is_closing():
             return
         self._deaf = True
         self._end_timer()
         log.info("a request was refused before it was whole", status=refusal.status)
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
+        if cycle is not None and not cycle.response_complete:
+            if cycle.scope is not self.scope or not cycle.more_body:  # what is refused is a head behind this one
+                self._hear_no_more(cycle)
+                return
+            if self.pipeline:  # it waits behind another, and is the newest: it is never begun
+                self.pipeline.popleft()
+                return
+        if cycle is None or not cycle.response_started or cycle.response_complete:
             body = refusal.body
             self.transport.write(
                 STATUS_LINE[refusal.status]

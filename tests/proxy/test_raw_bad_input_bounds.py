@@ -284,6 +284,32 @@ def test_what_is_sent_behind_a_slow_request_does_not_cost_its_answer(stage: Stag
     stage.play(scene())
 
 
+REFUSED = {
+    "a head without end": [GET[:-2] + b"x-a: ", *[b"a" * 16384] * 8],
+    "a broken chunk": [post(b"/v1/x", b"transfer-encoding: chunked"), b"xyz\r\n"],
+    "a broken chunk, at once": [post(b"/v1/x", b"transfer-encoding: chunked") + b"xyz\r\n"],
+    "a length over the limit": [post(b"/v1/x", b"content-length: 100000000"), b"x" * 16384],
+    "a chunk extension without end": [post(b"/v1/x", b"transfer-encoding: chunked") + b"5;", *[b"a" * 16384] * 8],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_behind_a_slow_request_does_not_take_its_answer(stage: Stage, name: str) -> None:
+    async def scene() -> None:
+        stage.upstream.plays.append(slow(0.1))
+        async with stage.client() as client:
+            await client.send(GET)
+            while not stage.upstream.requests:
+                await asyncio.sleep(0.001)
+            await client.send(*REFUSED[name])
+            response = await client.response()
+            assert (response.status, response.body) == (200, b"slow")
+        await stage.idle()
+        assert sum(request.whole for request in stage.upstream.requests) == 1
+
+    stage.play(scene())
+
+
 # --- answers without end -------------------------------------------------------------------------------------------
 
 

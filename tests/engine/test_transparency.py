@@ -236,7 +236,9 @@ def folded(events: list[Body]) -> dict[str, Any]:
 def _parts(delta: Body) -> list[tuple[Any, Any]]:
     """A delta, field by field, those of a call under the call's number."""
     calls = delta.get("tool_calls") or []
-    ours = [(name, value) for name, value in delta.items() if name != "tool_calls" and value is not None]
+    ours: list[tuple[Any, Any]] = [
+        (name, value) for name, value in delta.items() if name != "tool_calls" and value is not None
+    ]
     ours += [
         ((call["index"], name), value)
         for call in calls
@@ -255,7 +257,7 @@ def _add(parts: list[tuple[Any, Any]], name: Any, value: Any) -> None:
         parts.append((name, value))
 
 
-def _extend(tokens: dict[str, Any], name: str, value: Any) -> None:
+def _extend(tokens: dict[Any, Any], name: str, value: Any) -> None:
     """What there is one of for each token; `null` is what an event without tokens has."""
     lists = value if isinstance(value, dict) else {"": value}
     for key, values in lists.items():

@@ -40,8 +40,8 @@ class Finding:
     `call` is its index among the primary's calls of that choice (None for a call that only the reference made),
     `reference` that of its partner among the reference's calls (None without one),
     `tool` its name, `reason` a stable word (`name`, `arguments`, `missing`, `extra`, `not_json`, `unknown_tool`,
-    `unclosed`, `schema`, `rule`, `rule_error`, …). `differences` and `detail` (plain words for the client that made the
-    call) hold argument values and are therefore content: they are kept as privacy allows. `where` is a JSON pointer into
+    `unclosed`, `schema`, `rule`, `rule_error`, …). `differences` and `detail` (plain words for the client whose call it
+    is) hold argument values and are therefore content: they are kept as privacy allows. `where` is a JSON pointer into
     the call's arguments, `rule` the rule's id or the schema's keyword: structure, not content.
     """
 

@@ -268,6 +268,30 @@ def replace(text: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
     return b"".join([*parts, text[position:]])
 
 
+def set_choices(text: bytes, choices: Mapping[int, bytes]) -> bytes:
+    """A JSON object with other elements at some positions of its array `choices`; the rest byte for byte.
+
+    Raises:
+        NotJsonError: the text is no JSON object.
+    """
+    edits: list[tuple[int, int, bytes]] = []
+    place = -1
+
+    def element(start: int) -> int:
+        nonlocal place
+        place += 1
+        end = value_end(text, start)
+        if place in choices:
+            edits.append((start, end, choices[place]))
+        return end
+
+    def member(key: bytes, value: int) -> int | None:
+        return _array(text, value, element) if key == b"choices" and text.startswith(b"[", value) else None
+
+    _end_of_text(text, _object(text, _skip_space(text, 0), member))
+    return replace(text, edits)
+
+
 def add_members(text: bytes, members: Mapping[bytes, bytes], *, empty: bool) -> bytes:
     """A JSON object with top-level members put in before its closing brace.
 

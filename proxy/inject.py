@@ -131,14 +131,15 @@ class Removal:
             if edited is None:
                 return b""
             return chunk if edited is payload else b"data: " + edited + b"\n\n"
-        return b"".join([self._edit(block) for block in self._splitter.feed(chunk)])
+        return b"".join([self.edit(block) for block in self._splitter.feed(chunk)])
 
     @property
     def rest(self) -> bytes:
         """What the stream ended with, without an event's end: as it came."""
         return self._splitter.rest
 
-    def _edit(self, block: bytes) -> bytes:
+    def edit(self, block: bytes) -> bytes:
+        """One whole block of the stream, for who splits it: fed in order, and never beside `feed`."""
         if self._dropped_half and block.startswith(b"\n"):  # the other half of a CRLF that went with its event
             block = block[1:]
         self._dropped_half = False

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -13,6 +11,7 @@ import structlog
 import uvicorn
 import uvloop
 
+from proxy import process
 from proxy.app import Service
 from proxy.errors import StartError
 from proxy.protocol import BoundedProtocol
@@ -21,8 +20,6 @@ from shadow.tasks import Tasks
 
 log = structlog.get_logger("counterproof.server")
 
-# Comparisons run in threads beside the byte path: the usual 5 ms would be how long each of them can hold it up.
-_SWITCH_INTERVAL_S = 0.0005
 _CONTROL_GRACE_SECONDS = 2  # a scrape is short
 
 
@@ -61,13 +58,6 @@ def _bounded(settings: ListenSettings) -> type[BoundedProtocol]:
     return Bounded
 
 
-def _raise_descriptor_limit() -> None:
-    """Two descriptors per open stream: the usual soft limit of 1024 would end at 500 streams."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system that does not let us: then the limit stays
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def listen(host: str, port: int, what: str) -> socket.socket:
     """A bound, listening socket.
 
@@ -104,8 +94,7 @@ def run(settings: Settings, started: Started, until: Callable[[], Awaitable[None
     Raises:
         StartError: a port is taken, the ledger cannot be opened; nothing was started then.
     """
-    _raise_descriptor_limit()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    process.prepare()
     data = listen(settings.listen.host, settings.listen.port, "listen.port")
     try:
         control = listen(settings.control.host, settings.control.port, "control.port")

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from shadow.exchange import Answer, Dialect
+from shadow.exchange import Answer, Choice, Dialect
 from shadow.wire import chat, completions, sse
 from shadow.wire.assembly import ChoiceAssembler
 
@@ -39,17 +39,17 @@ class AnswerReader:
     def payload(self, payload: bytes) -> None:
         """Takes the payload of one event."""
         if payload.strip() == sse.DONE:
-            self._done = True
+            self.done()
         else:
-            self._object(payload)
+            self.value(read_object(payload))
 
-    def _object(self, text: bytes) -> None:
-        try:
-            # Arguments that come as an object, not as text, must keep integers beyond 64 bits.
-            value = json.loads(text) if _ARGUMENTS_AS_VALUE.search(text) else orjson.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
+    def done(self) -> None:
+        """Takes the end that a stream says of itself."""
+        self._done = True
+
+    def value(self, value: dict[str, Any] | None) -> None:
+        """Takes one JSON object that was read already; None is what could not be read."""
+        if value is None:
             self._answer.problem = self._answer.problem or "garbage"
             return
         if value.get("error") is not None:
@@ -69,6 +69,10 @@ class AnswerReader:
             self._choices[index] = ChoiceAssembler(index)
         return self._choices[index]
 
+    def choice(self, index: int) -> Choice:
+        """One choice as it stands."""
+        return self._assembler(index).result()
+
     def result(self) -> Answer:
         """The answer as it stands; `truncated` where no `[DONE]` came or a choice did not finish."""
         answer = self._answer
@@ -82,9 +86,19 @@ class AnswerReader:
     def whole(cls, dialect: Dialect, body: bytes) -> Answer:
         """Reads an answer that was not streamed."""
         reader = cls(_WHOLE[dialect])
-        reader._object(body)
-        reader._done = True
+        reader.value(read_object(body))
+        reader.done()
         return reader.result()
+
+
+def read_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object of an answer, None where the text is none."""
+    try:
+        # Arguments that come as an object, not as text, must keep integers beyond 64 bits.
+        value = json.loads(text) if _ARGUMENTS_AS_VALUE.search(text) else orjson.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read(dialect: Dialect, body: bytes, *, stream: bool) -> Answer:

@@ -1,0 +1,389 @@
+"""Holds tool calls back in a chat stream: a pure state machine over the primary's bytes, one per answer.
+
+Text goes on as it comes. From its call's first event on, everything of a choice is held, and with it what ends the
+stream (usage, `[DONE]`); `decide` lets it out as it was, or puts something else in its place. What cannot be read, or
+holds a call where no reader looks for one, is held with all that follows it, as the choice `REST`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from proxy.cut import set_choices
+from proxy.inject import Removal
+from shadow.exchange import Answer, Choice, Dialect
+from shadow.wire import answers, sse
+from shadow.wire.answers import AnswerReader
+
+REST = -1
+"""Stands for all that follows what could not be read."""
+
+MAX_HELD = 64 * 1024 * 1024
+"""More than this is not held for one answer."""
+
+_CALL_KEYS = frozenset({"tool_calls", "function_call"})
+# No JSON text without one of these bytes has such a key: only a \u escape can spell one in another way.
+_MAY_HOLD_CALL = re.compile(rb"tool_calls|function_call|\\u")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+
+
+class HeldTooMuchError(Exception):
+    """A call that is held outgrew what may be held."""
+
+
+class Signal(StrEnum):
+    """What became of a choice.
+
+    `silent`: tokens arrive that its reader is told nothing of, as inside a call's opening; `resumed`: it was text
+    after all; `held`: a call has begun; `closed`: nothing more is to come of it, and it can be judged.
+    """
+
+    SILENT = "silent"
+    RESUMED = "resumed"
+    HELD = "held"
+    CLOSED = "closed"
+
+
+class _Kind(StrEnum):
+    CHOICES = "choices"
+    TAIL = "tail"
+    UNREAD = "unread"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One held event: its bytes as the client would have them, and whose it is (choice indices, or REST)."""
+
+    kind: _Kind
+    data: bytes
+    owners: frozenset[int]
+
+
+@dataclass(slots=True)
+class _State:
+    """One choice. `fate` is None until it is decided, then whether its bytes go out."""
+
+    said: str = ""
+    begun: bool = False
+    silent: bool = False
+    held: bool = False
+    closed: bool = False
+    fate: bool | None = None
+
+
+@dataclass(slots=True)
+class Frame:
+    """What the chunks of one stream have in common, for chunks of our own: `id`, `created`, `model`."""
+
+    id: str = "chatcmpl-counterproof"
+    created: int = 0
+    model: str = ""
+
+    def see(self, value: Mapping[str, Any]) -> None:
+        """Takes what a chunk tells."""
+        for name, kind in (("id", str), ("created", int), ("model", str)):
+            if isinstance(told := value.get(name), kind):
+                setattr(self, name, told)
+
+
+class StreamGate:
+    """One chat stream on its way to the client. `removal` takes out what was injected, None where nothing was."""
+
+    def __init__(self, removal: Removal | None) -> None:
+        self.frame = Frame()
+        self._removal = removal
+        self._splitter = sse.Splitter()
+        self._reader = AnswerReader.of_stream(Dialect.CHAT)
+        self._states: dict[int, _State] = {}
+        self._entries: list[_Entry] = []
+        self._signals: list[tuple[Signal, int]] = []
+        self._held_bytes = 0
+        self._done = False
+
+    # --- what a driver asks -----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some choice is held and not decided."""
+        return any(state.held and state.fate is None for state in self._states.values())
+
+    @property
+    def spoke(self) -> bool:
+        """Whether anything was told that a client shows: from then on a refusal is no answer of its own."""
+        return any(state.said for state in self._states.values())
+
+    def said(self, index: int) -> str:
+        """The end of what a choice has said in text that went to the client."""
+        return self._states[index].said if index in self._states else ""
+
+    def begun(self, index: int) -> bool:
+        """Whether the client knows of a choice."""
+        return index in self._states and self._states[index].begun
+
+    def undecided(self) -> list[int]:
+        """The choices that are held."""
+        return [index for index, state in self._states.items() if state.held and state.fate is None]
+
+    def signals(self) -> list[tuple[Signal, int]]:
+        """What has happened since the last look."""
+        signals, self._signals = self._signals, []
+        return signals
+
+    def choice(self, index: int) -> Choice:
+        """A choice as far as it has come."""
+        return self._reader.choice(index)
+
+    def answer(self) -> Answer:
+        """The answer as far as it has come."""
+        return self._reader.result()
+
+    # --- what comes from the primary --------------------------------------------------------------------------
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Takes the primary's next bytes; what may go to the client now.
+
+        Raises:
+            HeldTooMuchError: more would have to be held than is held.
+        """
+        return b"".join([self._block(block) for block in self._splitter.feed(chunk)])
+
+    def end(self) -> bytes:
+        """The primary has said all; a choice that is held and did not finish is closed as it stands."""
+        out = b""
+        if rest := self._splitter.rest:
+            # What no blank line ended is no event, but some readers take it for one.
+            unsafe = self.waiting or _MAY_HOLD_CALL.search(rest)
+            out = self._keep_unread(rest) if unsafe else rest
+        for index, state in self._states.items():
+            if state.held and not state.closed:
+                state.closed = True
+                self._signals.append((Signal.CLOSED, index))
+        return out
+
+    def drop(self) -> None:
+        """The primary failed: nothing that is held goes out any more."""
+        for index in self.undecided():
+            self._states[index].fate = False
+        self._entries = [entry for entry in self._entries if entry.kind is _Kind.TAIL]
+
+    # --- what was decided -------------------------------------------------------------------------------------
+
+    def decide(self, index: int, instead: bytes | None) -> bytes:
+        """A held choice goes out as it was (None), or something else does in its place; what may go out now."""
+        state = self._states[index]
+        state.fate = instead is None
+        out = [] if instead is None else [instead]
+        kept: list[_Entry] = []
+        for entry in self._entries:
+            free = all(self._states[owner].fate is not None for owner in entry.owners)
+            if not free or (entry.kind is _Kind.TAIL and (kept or self.waiting)):
+                kept.append(entry)
+                continue
+            self._held_bytes -= len(entry.data)
+            out.append(self._released(entry))
+        self._entries = kept
+        return b"".join(out)
+
+    def _released(self, entry: _Entry) -> bytes:
+        """What of an entry goes out whose owners are all decided."""
+        refused = {owner for owner in entry.owners if not self._states[owner].fate}
+        if not refused:
+            return entry.data
+        return b"" if refused == entry.owners else _without(entry.data, refused)
+
+    # --- one event --------------------------------------------------------------------------------------------
+
+    def _block(self, block: bytes) -> bytes:
+        client = self._removal.edit(block) if self._removal else block
+        payload = sse.data_of(block)
+        suspect = _MAY_HOLD_CALL.search(block) is not None
+        if payload is None:  # a comment, or a lone field
+            return self._keep_unread(client) if suspect else client
+        if payload.strip() == sse.DONE:
+            self._reader.done()
+            self._done = True
+            return self._tail(client)
+        value = answers.read_object(payload)
+        self._reader.value(value)
+        if value is None:
+            return self._keep_unread(client)
+        self.frame.see(value)
+        places = _calls(payload, block) if suspect else ()
+        if places is None:
+            return self._keep_unread(client)
+        return self._event(value, client, frozenset(places), emptied=not client)
+
+    def _event(self, value: dict[str, Any], client: bytes, places: frozenset[int], *, emptied: bool) -> bytes:
+        raw = value.get("choices")
+        choices = [c for c in raw if isinstance(c, dict)] if isinstance(raw, list) else []
+        if value.get("error") is not None and not choices:
+            self.drop()
+            return client + self._flush_tail()
+        if not choices:
+            return self._tail(client)
+        owners = [choice["index"] if type(choice.get("index")) is int else 0 for choice in choices]
+        if min(owners) < 0 or raw != choices:
+            return self._keep_unread(client)
+        for place, (index, choice) in enumerate(zip(owners, choices, strict=True)):
+            state = self._states.setdefault(index, _State())
+            if place in places:
+                if self._done or state.closed or state.fate is not None:
+                    return self._keep_unread(client)  # after its end
+                if not state.held:
+                    state.held = True
+                    self._signals.append((Signal.HELD, index))
+            self._follow(index, state, choice, emptied=emptied)
+        return self._pass_or_keep(_Entry(_Kind.CHOICES, client, frozenset(owners)))
+
+    def _follow(self, index: int, state: _State, choice: dict[str, Any], *, emptied: bool) -> None:
+        """Keeps a choice's state up with its event."""
+        if not state.held:
+            delta = choice.get("delta")
+            text = delta.get("content") if isinstance(delta, dict) else None
+            if isinstance(text, str) and text and REST not in self._states:
+                state.said = (state.said + text)[-64:]
+            if emptied != state.silent:
+                state.silent = emptied
+                self._signals.append((Signal.SILENT if emptied else Signal.RESUMED, index))
+        if choice.get("finish_reason") is not None and not state.closed:
+            state.closed = True
+            if state.held:
+                self._signals.append((Signal.CLOSED, index))
+
+    def _pass_or_keep(self, entry: _Entry) -> bytes:
+        states = [self._states[owner] for owner in entry.owners]
+        if REST in self._states or any(state.held and state.fate is None for state in states):
+            return self._keep(entry)
+        for state in states:
+            state.begun = state.begun or bool(entry.data)
+        return self._released(entry) if any(state.fate is False for state in states) else entry.data
+
+    def _tail(self, client: bytes) -> bytes:
+        if self.waiting:
+            return self._keep(_Entry(_Kind.TAIL, client, frozenset()))
+        return client
+
+    def _flush_tail(self) -> bytes:
+        out = b"".join(entry.data for entry in self._entries)
+        self._entries = []
+        return out
+
+    def _keep_unread(self, client: bytes) -> bytes:
+        if REST not in self._states:
+            self._states[REST] = _State(held=True)
+            self._signals.append((Signal.HELD, REST))
+        if self._states[REST].fate is not None:
+            return client if self._states[REST].fate else b""
+        return self._keep(_Entry(_Kind.UNREAD, client, frozenset({REST})))
+
+    def _keep(self, entry: _Entry) -> bytes:
+        self._held_bytes += len(entry.data)
+        if self._held_bytes > MAX_HELD:
+            raise HeldTooMuchError
+        if REST in self._states and entry.kind is _Kind.CHOICES:
+            entry = _Entry(entry.kind, entry.data, entry.owners | {REST})
+        self._entries.append(entry)
+        return b""
+
+
+# --- where calls stand in an event ------------------------------------------------------------------------------------
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object with all its members, repeated keys too."""
+
+
+def _calls(payload: bytes, block: bytes) -> list[int] | None:
+    """The positions in `choices` whose delta holds a call; None where one stands elsewhere, or may.
+
+    Repeated keys are read by some as the first and by others as the last; one event in several lines, or in lines
+    that only some take for lines, is read in several ways, too.
+    """
+    return _calls_at(payload, "delta") if _plainly_framed(block) else None
+
+
+def _calls_at(payload: bytes, holder: str) -> list[int] | None:
+    try:
+        value = json.loads(payload, object_pairs_hook=_Pairs)
+        paths = list(_call_paths(value, ()))
+    except (ValueError, RecursionError):
+        return None
+    places = [path[1] for path in paths if len(path) == 4 and path[0] == "choices" and path[2] == holder]
+    if len(places) < len(paths) or _repeats_keys(value, places, holder):
+        return None
+    return sorted({place for place in places if isinstance(place, int)})
+
+
+def _plainly_framed(block: bytes) -> bool:
+    """Whether a block is one data line, in lines that everybody ends alike."""
+    lines = block.replace(b"\r\n", b"\n")
+    return b"\r" not in lines and sum(line.startswith(b"data") for line in lines.split(b"\n")) == 1
+
+
+def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where a key that holds calls stands with something in it; not looked for within one."""
+    if isinstance(value, _Pairs):
+        for key, child in value:
+            if key in _CALL_KEYS and child not in _NOTHING:
+                yield (*path, key)
+            elif isinstance(child, list):
+                yield from _call_paths(child, (*path, key))
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            if isinstance(child, list):
+                yield from _call_paths(child, (*path, i))
+
+
+def _repeats_keys(value: _Pairs, places: Sequence[Any], holder: str) -> bool:
+    """Whether an object on the way to a call repeats a key."""
+    ways = [value]
+    for place in places:
+        choice = dict(value)["choices"][place]
+        ways += [choice, dict(choice)[holder]]
+    return any(len(dict(way)) < len(way) for way in ways)
+
+
+def _without(block: bytes, refused: set[int]) -> bytes:
+    """An event without some of its choices: another reader's share of an event that several choices have."""
+    payload = sse.data_of(block)
+    value = orjson.loads(payload or b"{}")
+    value["choices"] = [c for c in value["choices"] if c.get("index", 0) not in refused]
+    return sse.with_data(block, orjson.dumps(value))
+
+
+# --- an answer that does not stream -----------------------------------------------------------------------------------
+
+
+def calls_of_whole(body: bytes) -> list[int] | None:
+    """The positions in `choices` whose message holds a call; None where one stands elsewhere or nothing is readable."""
+    if answers.read_object(body) is None:
+        return None
+    return _calls_at(body, "message") if _MAY_HOLD_CALL.search(body) else []
+
+
+def with_messages(body: bytes, messages: Mapping[int, tuple[str, list[dict[str, Any]]]]) -> bytes:
+    """A whole answer with other messages at some positions in `choices`: a text, and calls in the API's shape.
+
+    Everything else stays byte for byte.
+    """
+    choices = answers.read_object(body) or {}
+    new: dict[int, bytes] = {}
+    for place, (text, calls) in messages.items():
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls:
+            message["tool_calls"] = calls
+        new[place] = orjson.dumps(
+            {
+                "index": choices["choices"][place].get("index", place),
+                "message": message,
+                "logprobs": None,
+                "finish_reason": "tool_calls" if calls else "stop",
+                "stop_reason": None,
+            }
+        )
+    return set_choices(body, new)

@@ -113,6 +113,14 @@ def repetition(request: Request, model: str, *, expected: int) -> dict[str, Any]
     return body if client_limit(request) is not None else body | {"max_tokens": 2 * expected + 256}
 
 
+def warming(request: Request, model: str) -> dict[str, Any]:
+    """The request for one token: its prompt is read, and kept in the prefix cache."""
+    body = allowed(request, model)
+    for name in ("max_completion_tokens", "min_tokens"):
+        body.pop(name, None)
+    return body | {"max_tokens": 1}
+
+
 def client_limit(request: Request) -> int | None:
     """The client's own limit of output tokens, None where it set none."""
     for name in ("max_completion_tokens", "max_tokens"):

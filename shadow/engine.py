@@ -151,6 +151,12 @@ class Engine:
         body = ask.continuation(request, self.model, history, used=used, expected=expected)
         return await self._chat(body, stream=stream, want_prompt=tuple(history))
 
+    async def warm(self, request: Request) -> None:
+        """Has the engine read a chat request's prompt, so that what goes on from it finds it cached: one token."""
+        body = ask.warming(request, self.model)
+        async with self._slots:
+            await self.post("/v1/chat/completions", body)
+
     async def replay(self, request: Request, prompt: Sequence[int] | None = None, *, expected: int) -> Choice:
         """The whole request again, free, greedy; on the primary's prompt ids where they are given (chat only).
 

@@ -10,7 +10,7 @@ from shadow.capabilities import Capabilities, LogprobsMode
 from shadow.divergence import NEAR_TIE_NATS, Basis, Position, PrimaryView, compare_positions, flips, primary_view
 from shadow.engine import Engine
 from shadow.errors import EngineError, Refused
-from shadow.exchange import Choice, Dialect, Exchange, Region, Request, TopK
+from shadow.exchange import Choice, Continuation, Dialect, Exchange, Region, Request, TopK
 from shadow.regions import CallStart, call_start, regions
 from validators import Finding, ToolCall, Word
 
@@ -24,8 +24,8 @@ class ChoiceReport:
 
     `positions` are those that were compared; `ways` says how (`score`, `probe`, `continue`, `replay`); `findings` has
     one entry per call of either side; `texts` are the reference's texts of flipped ids (content);
-    `reference_calls` are the reference's own calls from `start` (content). `not_comparable` is the reason why
-    nothing could be compared.
+    `reference_calls` are the reference's own calls from `start` (content), `own` the continuation that holds them.
+    `not_comparable` is the reason why nothing could be compared.
     """
 
     index: int
@@ -37,6 +37,7 @@ class ChoiceReport:
     calls: tuple[ToolCall, ...] = ()
     texts: dict[int, str] = field(default_factory=dict)
     reference_calls: tuple[ToolCall, ...] = ()
+    own: Continuation | None = None
     not_comparable: str | None = None
 
 
@@ -101,14 +102,20 @@ def _choice_reason(request: Request, choice: Choice) -> str | None:
     return None if choice.token_ids else "empty"
 
 
-async def examine(exchange: Exchange, engine: Engine, can: Capabilities, primary: Capabilities | None) -> Examination:
+async def examine(
+    exchange: Exchange,
+    engine: Engine,
+    can: Capabilities,
+    primary: Capabilities | None,
+    policy: compare.PolicyOf = compare.exact,
+) -> Examination:
     """Asks one reference about one exchange. Never raises `EngineError`: what failed is the outcome and its reason."""
     reason = not_comparable(exchange)
     if reason and not _by_replay(exchange.request, reason):
         return Examination.without(engine.name, exchange, "not_comparable", reason)
     result = Examination(engine.name)
     try:
-        await _examine(exchange, engine, can, primary, result, reason)
+        await _examine(exchange, engine, can, primary, result, reason, policy)
     except EngineError as error:
         result.outcome = "not_comparable" if isinstance(error, Refused) else "failed"
         result.reason, result.detail = error.reason, str(error)
@@ -123,6 +130,7 @@ async def _examine(
     primary: Capabilities | None,
     result: Examination,
     reason: str | None,
+    policy: compare.PolicyOf,
 ) -> None:
     request = exchange.request
     own: Choice | None = None
@@ -131,10 +139,10 @@ async def _examine(
         report.not_comparable = reason or _choice_reason(request, choice)
         if _by_replay(request, report.not_comparable):
             own = own or await engine.replay(request, expected=_told_tokens(exchange))
-            _compare_calls(report, own)
+            _compare_calls(report, own, policy)
         elif report.not_comparable is None:
-            raw = primary is None or primary.logprobs_mode is LogprobsMode.RAW
-            await _Examiner(request, choice, engine, can, report, raw_logprobs=raw).run()
+            ready = exchange.continued.get((engine.name, choice.index))
+            await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run()
         elif choice.calls:
             report.findings = compare.unverified(choice.calls, report.not_comparable)
         result.choices.append(report)
@@ -145,17 +153,51 @@ async def _examine(
     result.prompt_differs = await _prompt_differs(exchange, engine, can)
 
 
+async def countersign(
+    request: Request,
+    choice: Choice,
+    engine: Engine,
+    can: Capabilities,
+    primary: Capabilities | None,
+    policy: compare.PolicyOf = compare.exact,
+    ready: Continuation | None = None,
+) -> ChoiceReport:
+    """What one reference says of the calls of a choice, for somebody who waits for it.
+
+    Its own call comes first; the call's region is forced only where the two differ, to tell why. `ready` is a
+    continuation that was begun while the call was still being written.
+
+    Raises:
+        EngineError: the engine could not be asked.
+    """
+    report = ChoiceReport(choice.index, calls=choice.calls)
+    report.not_comparable = "multimodal" if request.multimodal else _choice_reason(request, choice)
+    if _by_replay(request, report.not_comparable):
+        _compare_calls(
+            report, await engine.replay(request, expected=len(choice.token_ids or ()) or _UNTOLD_TOKENS), policy
+        )
+    elif report.not_comparable is None:
+        await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run_calls()
+    else:
+        report.findings = compare.unverified(choice.calls, report.not_comparable)
+    return report
+
+
+def _raw(primary: Capabilities | None) -> bool:
+    return primary is None or primary.logprobs_mode is LogprobsMode.RAW
+
+
 def _told_tokens(exchange: Exchange) -> int:
     told = (exchange.answer.usage or {}).get("completion_tokens")
     return told if type(told) is int and told >= 0 else _UNTOLD_TOKENS
 
 
-def _compare_calls(report: ChoiceReport, own: Choice) -> None:
+def _compare_calls(report: ChoiceReport, own: Choice, policy: compare.PolicyOf) -> None:
     """On histories of their own: the same calls countersign each other, other ones say nothing, and why is kept."""
     report.ways.append("replay")
     report.reference_calls = own.calls
     why, report.not_comparable = report.not_comparable or "", None
-    report.findings = compare.judge_calls(report.calls, own.calls, differing=Word.UNVERIFIED, reason=why)
+    report.findings = compare.judge_calls(report.calls, own.calls, differing=Word.UNVERIFIED, reason=why, policy=policy)
 
 
 async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities) -> bool | None:
@@ -181,10 +223,12 @@ class _Examiner:
         engine: Engine,
         can: Capabilities,
         report: ChoiceReport,
-        *,
-        raw_logprobs: bool,
+        raw_logprobs: bool,  # noqa: FBT001  (one of two modes of an engine)
+        policy: compare.PolicyOf,
+        ready: Continuation | None,
     ) -> None:
         self.request, self.choice, self.engine, self.can, self.report = request, choice, engine, can, report
+        self.policy, self.ready = policy, ready
         self.prompt, self.output = choice.prompt_ids or (), choice.token_ids or ()
         self.raw_logprobs = raw_logprobs
 
@@ -202,6 +246,33 @@ class _Examiner:
             await asyncio.to_thread(self._conclude, view, own)
         elif choice.calls and not report.findings:
             report.findings = compare.unverified(choice.calls, "no_way_to_ask")
+
+    async def run_calls(self) -> None:
+        """Asks for the reference's own call, and compares tokens only where it is another one."""
+        report, choice = self.report, self.choice
+        report.prompt_tokens = len(self.prompt)
+        report.start = call_start(choice) or await self._start_by_detokenizing()
+        own = await self._own_answer()
+        if own is None:
+            report.findings = report.findings or compare.unverified(choice.calls, "no_way_to_ask")
+            return
+        report.findings = compare.judge_calls(choice.calls, own.calls, differing=Word.MISMATCH, policy=self.policy)
+        if all(finding.word in {Word.MATCH, Word.EQUIVALENT} for finding in report.findings):
+            return
+        view = await asyncio.to_thread(self._view)
+        if (forced := await self._force_call()) is not None:
+            await asyncio.to_thread(self._compare, view, *forced)
+        await asyncio.to_thread(self._conclude, view, own)
+
+    async def _force_call(self) -> tuple[int, TopK] | None:
+        """Teacher forcing of the call's region, at the least cost: probes, else a score of everything."""
+        start = self._anchor()
+        if "continue" not in self.report.ways:  # on another history there is nothing to explain
+            return None
+        if "probe" in self.can.ways and len(self.output) - start <= MAX_PROBES:
+            self.report.ways.append("probe")
+            return start, await self.engine.probe(self.prompt, self.output, start)
+        return await self._score() if "score" in self.can.ways else None
 
     def _view(self) -> PrimaryView:
         kinds = regions(self.choice, self.report.start)
@@ -226,7 +297,9 @@ class _Examiner:
         else:  # other histories from the start: the same call countersigns, another one says nothing
             word = Word.UNVERIFIED
             reason = "no_call_start" if self.report.start is None else "no_shared_history"
-        self.report.findings = compare.judge_calls(self.choice.calls, own.calls, differing=word, reason=reason)
+        self.report.findings = compare.judge_calls(
+            self.choice.calls, own.calls, differing=word, reason=reason, policy=self.policy
+        )
 
     async def _force(self) -> tuple[int, TopK] | None:
         """Teacher forcing: the whole answer by `score`, else what may be probed, the call's region first."""
@@ -271,11 +344,16 @@ class _Examiner:
         try:
             if shared:
                 start = self._anchor()
-                own = await self.engine.go_on(
-                    self.request,
-                    [*self.prompt, *self.output[:start]],
-                    used=start,
-                    expected=len(self.output) - start,
+                ready = self.ready if self.ready is not None and self.ready.start == start else None
+                own = (
+                    ready.own
+                    if ready
+                    else await self.engine.go_on(
+                        self.request,
+                        [*self.prompt, *self.output[:start]],
+                        used=start,
+                        expected=len(self.output) - start,
+                    )
                 )
             else:
                 own = await self.engine.replay(
@@ -290,6 +368,8 @@ class _Examiner:
             return None
         self.report.ways.append(way)
         self.report.reference_calls = own.calls
+        if shared:
+            self.report.own = Continuation(self._anchor(), own)
         return own
 
     def _divergence(self, own: Choice) -> int:

@@ -272,9 +272,20 @@ class Request:
         return isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A reference's own answer from output token `start` of the primary's history on."""
+
+    start: int
+    own: Choice
+
+
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer, understood after the answer has ended. `began_at` is wall-clock seconds (epoch)."""
+    """One request and its answer, understood after the answer has ended. `began_at` is wall-clock seconds (epoch).
+
+    `continued` holds what references were asked already, while the client waited, by shadow and choice.
+    """
 
     id: str
     request: Request
@@ -283,3 +294,4 @@ class Exchange:
     began_at: float
     timings: Timings
     conversation: str
+    continued: Mapping[tuple[str, int], Continuation] = field(default_factory=dict)

@@ -8,12 +8,14 @@ from enum import StrEnum
 import structlog
 import tenacity
 
+from shadow import compare
 from shadow.breaker import Breaker
 from shadow.capabilities import Capabilities, LogprobsMode, discover, refusal_as_pair, served_model
+from shadow.compare import PolicyOf
 from shadow.engine import Endpoint, Engine
 from shadow.errors import EngineError, Refused, TimedOut, Unreachable
-from shadow.examine import Examination, examine
-from shadow.exchange import Exchange
+from shadow.examine import ChoiceReport, Examination, countersign, examine
+from shadow.exchange import Choice, Continuation, Exchange, Request
 
 log = structlog.get_logger("counterproof.reference")
 
@@ -23,6 +25,11 @@ CIRCUIT_OPEN = "circuit_open"
 _CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
 _RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
 _ASK_AGAIN_S = 300.0  # between two questions to an engine that lacks what nearly every engine can do
+
+
+def _word(state: "State", why: str) -> str:
+    """Why an engine that is not ready is not asked, as a stable word."""
+    return {State.COLD: "cold", State.DOWN: "unreachable"}.get(state) or why.partition(":")[0]
 
 
 class State(StrEnum):
@@ -161,19 +168,18 @@ class Reference:
             self._refusal = refusal_as_pair(*self._pair)
         return (State.REFUSED, self._refusal) if self._refusal else (State.READY, "")
 
-    async def examine(self, exchange: Exchange, primary: Peer) -> Examination:
+    async def examine(self, exchange: Exchange, primary: Peer, policy: PolicyOf = compare.exact) -> Examination:
         """Asks this shadow about an exchange, if it may speak; within its own time-out as a whole."""
         state, why = self.standing(primary)
         if state is not State.READY or self.peer.can is None:
-            word = {State.COLD: "cold", State.DOWN: "unreachable"}.get(state) or why.partition(":")[0]
             outcome = "failed" if state is State.DOWN else "not_comparable"
-            return Examination.without(self.name, exchange, outcome, word)
+            return Examination.without(self.name, exchange, outcome, _word(state, why))
         leave = self.breaker.begin(self._clock())
         if leave is None:
             return Examination.without(self.name, exchange, "dropped", CIRCUIT_OPEN)
         try:
             async with asyncio.timeout(self.peer.engine.endpoint.timeout):
-                result = await examine(exchange, self.peer.engine, self.peer.can, primary.can)
+                result = await examine(exchange, self.peer.engine, self.peer.can, primary.can, policy)
         except TimeoutError:
             result = Examination.without(self.name, exchange, "failed", TimedOut.reason)
         except BaseException:
@@ -181,6 +187,31 @@ class Reference:
             raise
         self._learn(leave, result)
         return result
+
+    async def countersign(
+        self, request: Request, choice: Choice, primary: Peer, policy: PolicyOf, ready: Continuation | None
+    ) -> ChoiceReport:
+        """Asks this shadow about the calls of a choice that somebody waits for; unverified where it cannot be asked."""
+        report = ChoiceReport(choice.index, calls=choice.calls)
+        state, why = self.standing(primary)
+        leave = self.breaker.begin(self._clock()) if state is State.READY and self.peer.can is not None else None
+        if leave is None or self.peer.can is None:
+            word = CIRCUIT_OPEN if state is State.READY else _word(state, why)
+            report.findings = compare.unverified(choice.calls, word)
+            return report
+        try:
+            report = await countersign(request, choice, self.peer.engine, self.peer.can, primary.can, policy, ready)
+        except EngineError as error:
+            report.findings = compare.unverified(choice.calls, error.reason)
+            self.breaker.failed(leave, self._clock())
+            if isinstance(error, Unreachable):
+                self.peer.suspect()
+        except BaseException:
+            self.breaker.abandoned(leave)
+            raise
+        else:
+            self.breaker.succeeded(leave)
+        return report
 
     def _learn(self, leave: int, result: Examination) -> None:
         """What an examination says about the engine itself."""

@@ -2,9 +2,14 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
+
+T = TypeVar("T")
+
+Wait = asyncio.Task
+"""A task that was started here, for who awaits what it gives."""
 
 log = structlog.get_logger("counterproof.tasks")
 
@@ -30,7 +35,7 @@ class Tasks:
         """Whether nothing can be started any more."""
         return self._closed
 
-    def start(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def start(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts `work` as the task `owner:name`; after `close` it is refused with RuntimeError."""
         if self._closed:
             work.close()

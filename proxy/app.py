@@ -4,19 +4,24 @@ The data app is the forwarder itself, raw ASGI: every path there belongs to a pr
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from prometheus_client import Counter
 
+from proxy.approvals import Approvals
+from proxy.blocking import Blocking
 from proxy.control import control_app
 from proxy.errors import StartError
 from proxy.forward import Forwarder
-from proxy.ledger import Content, Ledger, LedgerError, examination_record, exchange_record
+from proxy.ledger import Content, Ledger, LedgerError, examination_record, exchange_record, verdict_record
 from proxy.metrics import Metrics
+from proxy.regime import Regime
 from proxy.routes import Routes, Upstream
 from proxy.settings import PrimarySettings, Settings, ShadowSettings
 from shadow.examine import Examination
-from shadow.exchange import Exchange
+from shadow.exchange import Exchange, Request
+from shadow.judge import Judged
 from shadow.mirror import Mirror
 from shadow.reference import Peer, Reference
 from validators import Finding
@@ -44,6 +49,14 @@ class Recorder:
         if self._ledger:
             self._ledger.exchange(exchange_record(exchange, findings, self._content))
 
+    def judged(self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+        """A choice's calls were decided about."""
+        self._metrics.judged(request, judged, done, waited)
+        if waited is not None:
+            self._metrics.found_alone(request, judged)
+        if self._ledger:
+            self._ledger.verdict(exchange, verdict_record(request, judged, done, waited, self._content))
+
     def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
         """A shadow was asked."""
         self._metrics.examined(exchange, examination, lag)
@@ -55,13 +68,19 @@ class Recorder:
 class Service:
     """One proxy. `open` starts what works in the background, `close` ends it; the apps serve in between.
 
+    `path` is the file that mode and policy follow, `load` reads it anew.
+
     Raises:
         StartError: the ledger cannot be opened.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, *, path: Path | None = None, load: Callable[[], Settings] | None = None
+    ) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.regime = Regime(settings, self.metrics, path=path, load=load)
+        self.approvals = Approvals()
         self.ledger = self._open_ledger(settings)
         self._recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
         default = self._upstream("primary", settings.primary, settings.shadows)
@@ -71,8 +90,9 @@ class Service:
         ]
         routes = Routes(default, rules)
         self.mirrors = [upstream.mirror for upstream in routes.all]
-        self.data = Forwarder(settings, routes, self.metrics)
-        self.control = control_app(self.metrics, self.mirrors, lambda: self.data.in_flight)
+        blocking = Blocking(self.regime, self.approvals, self._recorder)
+        self.data = Forwarder(settings, routes, self.metrics, self.regime, blocking)
+        self.control = control_app(self.metrics, self.mirrors, self._refresh)
 
     def _upstream(self, name: str, primary: PrimarySettings, shadows: Sequence[ShadowSettings]) -> Upstream:
         references = [Reference(shadow.endpoint(), shadow.role) for shadow in shadows]
@@ -89,8 +109,18 @@ class Service:
         except LedgerError as error:
             raise StartError(f"ledger.path: {error}") from None
 
+    def _refresh(self) -> None:
+        """What is only true at the moment of a scrape."""
+        self.metrics.process(self.data.in_flight, len(asyncio.all_tasks()))
+        self.metrics.approvals(len(self.approvals))
+
     async def open(self) -> None:
-        """Connects and starts the mirrors; needs a running loop."""
+        """Connects and starts the mirrors; needs a running loop.
+
+        Raises:
+            StartError: a named set cannot be read.
+        """
+        await self.regime.open()
         await self.data.open()
         for mirror in self.mirrors:
             mirror.start()
@@ -101,5 +131,6 @@ class Service:
         await asyncio.gather(*(mirror.drain(_DRAIN_SECONDS) for mirror in self.mirrors))
         for mirror in self.mirrors:
             await mirror.close()
+        await self.regime.close()
         if self.ledger:
             self.ledger.close()

@@ -94,18 +94,21 @@ def serve(
     ledger: Annotated[Path | None, typer.Option(help="where what is found is kept; default: counterproof.db")] = None,
 ) -> None:
     """Run the proxy. With no file, --primary and --shadow suffice; agents set their base_url to it."""
-    settings = configfile.load(
-        config,
-        _overrides(
-            primary,
-            shadow,
-            listen={"host": host, "port": port},
-            control={"port": control_port},
-            ledger={"path": str(ledger) if ledger else None},
-        ),
+    overrides = _overrides(
+        primary,
+        shadow,
+        listen={"host": host, "port": port},
+        control={"port": control_port},
+        ledger={"path": str(ledger) if ledger else None},
     )
+    settings = configfile.load(config, overrides)
     logs.configure(settings.log.level, settings.log.format)
-    run(settings, lambda data, control: _greet(settings, data, control))
+    run(
+        settings,
+        lambda data, control: _greet(settings, data, control),
+        path=config,
+        load=lambda: configfile.load(config, overrides),
+    )
 
 
 def _greet(settings: Settings, data: str, control: str) -> None:
@@ -119,7 +122,8 @@ def _greet(settings: Settings, data: str, control: str) -> None:
         "mirrored": f"{settings.mirror.tool_calls:.0%} of answers with tool calls, {settings.mirror.other:.0%} of rest",
         "ledger": ledger,
     }
-    err.print(f"counterproof {version('counterproof')} observes")
+    does = {"off": "passes on, and compares nothing", "observe": "observes", "block": "blocks"}[settings.mode]
+    err.print(f"counterproof {version('counterproof')} {does}")
     for name, value in lines.items():
         err.print(f"  {name:<17} {value}", markup=False, highlight=False, soft_wrap=True)
 

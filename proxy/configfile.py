@@ -14,21 +14,26 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from pydantic_settings.sources.utils import parse_env_vars
 
 from proxy.errors import ConfigError
-from proxy.settings import ENV_PREFIX, FaultAt, Location, Settings
+from proxy.fields import FaultAt, Location
+from proxy.settings import ENV_PREFIX, Settings
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for the braces while YAML reads
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}")
 
 
+_OTHERWISE = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:bool"}
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads dates as text: nothing here is a date, and some dates are none."""
+    """Reads dates as text (nothing here is one, and some are none), and `on` and `off` as the words they are."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OTHERWISE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?i:true|false)\Z"), list("tTfF"))
 
 
 def load(
@@ -215,7 +220,7 @@ def _fields(at: Location) -> list[str]:
     """The keys that are known at a place."""
     model: type[BaseModel] = Settings
     for part in at:
-        if isinstance(part, int):
+        if isinstance(part, int) or part not in model.model_fields:  # a list's place, a mapping's own key
             continue
         annotation = model.model_fields[str(part)].annotation
         candidates = [annotation, *getattr(annotation, "__args__", ())]

@@ -1,6 +1,5 @@
 """The control port: metrics and health, on loopback. It carries no content."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
@@ -10,15 +9,18 @@ from proxy.metrics import Metrics
 from shadow.mirror import Mirror
 
 
-def control_app(metrics: Metrics, mirrors: Sequence[Mirror], in_flight: Callable[[], int]) -> FastAPI:
-    """`/metrics` in Prometheus' format and `/healthz`, which says that this process serves."""
+def control_app(metrics: Metrics, mirrors: Sequence[Mirror], refresh: Callable[[], None]) -> FastAPI:
+    """`/metrics` in Prometheus' format and `/healthz`, which says that this process serves.
+
+    `refresh` is called before metrics are read.
+    """
     app = FastAPI(title="Counterproof control", openapi_url=None, docs_url=None, redoc_url=None)
 
     @app.get("/metrics")
     async def _metrics(request: Request) -> Response:
         for mirror in mirrors:
             metrics.references(mirror.references, mirror.primary)
-        metrics.process(in_flight(), len(asyncio.all_tasks()))
+        refresh()
         text, content_type = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 

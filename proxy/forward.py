@@ -5,30 +5,34 @@ the last byte has gone to the client.
 """
 
 import asyncio
+import functools
 import time
-from dataclasses import dataclass, field, replace
-from random import getrandbits
+from dataclasses import replace
 
 import aiohttp
 import orjson
 import structlog
 
 from proxy import http
+from proxy.block import Holding
+from proxy.blocking import UNVERIFIABLE, Answering, Blocking
 from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal, plan
 from proxy.keys import ClientKeys
 from proxy.metrics import Metrics
+from proxy.passage import Passage, capture
 from proxy.paths import Denied
 from proxy.pool import Body, Pool
-from proxy.routes import Routes, Upstream, model_of
+from proxy.regime import Regime
+from proxy.routes import Routes, model_of
 from proxy.settings import Settings
 from proxy.upload import ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
 from shadow.conversation import conversation_key
-from shadow.exchange import Dialect, Request, Timings
+from shadow.exchange import Dialect, Request
+from shadow.judge import Case
 from shadow.mirror import Capture
 from shadow.tasks import Tasks
-from shadow.wire import sse
 
 log = structlog.get_logger("counterproof.door")
 
@@ -43,48 +47,6 @@ _READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its h
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
-@dataclass(slots=True)
-class _Passage:
-    """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
-
-    `request` is None where it is not understood, `unread` says that it was too large for that; `copy` is the answer so
-    far, None where none is kept, and `problem` says why.
-    """
-
-    scope: Scope
-    heads: dict[bytes, bytes]
-    to: Upstream
-    id: str = field(default_factory=lambda: f"cp-{getrandbits(128):032x}")  # a name, and no secret
-    began: float = field(default_factory=time.monotonic)
-    began_at: float = field(default_factory=time.time)
-    waited: float = 0.0
-    waiting_since: float | None = None
-    first_byte: float | None = None
-    ended: float = 0.0
-    body: Body = None
-    request: Request | None = None
-    injection: Injection | None = None
-    conversation: str = ""
-    sampled: bool = False
-    unread: bool = False
-    status: int = 0
-    answered: bool = False
-    sse: bool = False
-    copy: list[bytes] | None = None
-    copied: int = 0
-    last: bytes = b""
-    problem: str | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether a stream's last event has gone to the client."""
-        return self.sse and self.last.rstrip().endswith(sse.DONE)
-
-    def leave_uncompared(self, problem: str) -> None:
-        """Keeps no copy, for a reason."""
-        self.copy, self.problem = None, problem
-
-
 class _OutgrownError(Exception):
     """An answer is too large to be edited as a whole."""
 
@@ -92,7 +54,9 @@ class _OutgrownError(Exception):
 class Forwarder:
     """The data port's app. `open` before the first request, `close` after the last."""
 
-    def __init__(self, settings: Settings, routes: Routes, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking
+    ) -> None:
         self._listen = settings.listen
         self._most = int(settings.listen.max_body_bytes)
         self._conversation_header = (settings.conversation.header or "").lower().encode()
@@ -101,7 +65,7 @@ class Forwarder:
         self._keys = ClientKeys([(key.name, key.digest) for key in settings.client_keys])
         self._routes = routes
         self._compares = any(upstream.mirror.references for upstream in routes.all)
-        self._metrics = metrics
+        self._metrics, self._regime, self._blocking = metrics, regime, blocking
         self._pool = Pool()
         self._tasks = Tasks("door")
         self._guards = Guards(self._tasks)
@@ -118,7 +82,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        passage = _Passage(scope, dict(scope["headers"]), self._routes.default)
+        passage = Passage(scope, dict(scope["headers"]), self._routes.default, mode=self._regime.mode)
         self.in_flight += 1
         try:
             if refusal := self._refusal(scope, passage.heads):
@@ -142,11 +106,14 @@ class Forwarder:
             return http.TOO_LARGE
         return http.BUSY if self.in_flight > self._listen.max_in_flight else None
 
-    async def _serve(self, passage: _Passage, receive: Receive, send: Send) -> None:
+    async def _serve(self, passage: Passage, receive: Receive, send: Send) -> None:
         upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
         guard = Guard(passage, upload)
         try:
             await self._read(passage, upload)
+            if passage.mode == "block" and self._unverifiable(passage):
+                await self._refuse(passage, UNVERIFIABLE, send)
+                return
             self._guards.begin(guard, passage.to.read_timeout)
             await self._answer(passage, send)
         except UploadError as error:
@@ -165,18 +132,30 @@ class Forwarder:
                 await self._fail(passage, error, send)
         finally:
             guard.end()
+            if passage.holding is not None:
+                await passage.holding.close()
+
+    def _unverifiable(self, passage: Passage) -> bool:
+        """Whether a request's answer might bring calls that nobody would hold back."""
+        scope = passage.scope
+        if passage.holding is not None:
+            return False
+        if scope["method"] == "POST" and (dialect := DIALECTS.get(scope["path"])) is not None:
+            return dialect is Dialect.CHAT and self._blocking.refuses_unread
+        return self._blocking.refuses(scope["raw_path"])
 
     # --- the request ------------------------------------------------------------------------------------------
 
-    async def _read(self, passage: _Passage, upload: Upload) -> None:
+    async def _read(self, passage: Passage, upload: Upload) -> None:
         """Reads as much of the body as somebody needs: what may be compared, or what names a model to route by."""
         scope = passage.scope
         if not http.has_body(passage.heads):
             passage.to = self._routes.pick_by_path(scope["path"])
             passage.body = await upload.read(0) or None
             return
-        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" else None
-        if not self._routes.by_model and (dialect is None or not self._compares):
+        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" and passage.mode != "off" else None
+        needed = self._compares or passage.mode == "block" or self._regime.judges
+        if not self._routes.by_model and (dialect is None or not needed):
             # What came with the head is at hand, and can be sent twice; nothing is waited for.
             first = await upload.read_first()
             passage.body = upload.stream() if first is None else first
@@ -188,7 +167,7 @@ class Forwarder:
         if self._routes.by_model and whole is not None:
             passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
 
-    def _understand(self, passage: _Passage, dialect: Dialect) -> None:
+    def _understand(self, passage: Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
         if passage.heads.get(b"content-encoding"):
             return
@@ -208,7 +187,7 @@ class Forwarder:
             passage.request = passage.injection = passage.copy = None
             log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
 
-    def _plan(self, passage: _Passage, request: Request, body: bytes) -> None:
+    def _plan(self, passage: Passage, request: Request, body: bytes) -> None:
         """Whether this exchange is in the sample, and what is put into it."""
         header = self._conversation_header
         named = passage.heads.get(header) if header else None
@@ -217,19 +196,29 @@ class Forwarder:
         mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         passage.sampled = mirror.wants(request, passage.conversation)
-        if not passage.sampled:
+        held = passage.mode == "block" and request.dialect is Dialect.CHAT
+        if held:
+            passage.holding = self._blocking.begin(passage.id, self._case(passage, request), mirror)
+        if not passage.sampled and not held:
             return
-        passage.copy = []
-        if mirror.ready:
+        passage.copy = [] if passage.sampled else None
+        if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
             can, level = mirror.primary.can, passage.to.level(request.model)
             k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
             passage.injection = plan(request, body, level, k, room=_MAX_EDITED, longest=longest)
 
+    def _case(self, passage: Passage, request: Request) -> Case:
+        body = passage.body if isinstance(passage.body, bytes) else b""
+        return self._blocking.case(request, body, passage.to.mirror, passage.conversation, passage.heads)
+
     # --- the answer -------------------------------------------------------------------------------------------
 
-    async def _answer(self, passage: _Passage, send: Send) -> None:
+    async def _answer(self, passage: Passage, send: Send) -> None:
         response = await self._ask(passage)
         try:
+            if passage.holding is not None and response.status < 300:
+                await self._relay_held(passage, response, passage.holding, send)
+                return
             whole = None
             if passage.injection is not None and not passage.sse:
                 try:
@@ -242,7 +231,7 @@ class Forwarder:
             if not response.closed:
                 response.close()
 
-    async def _ask(self, passage: _Passage) -> aiohttp.ClientResponse:
+    async def _ask(self, passage: Passage) -> aiohttp.ClientResponse:
         """The primary's response; what comes of an injection that was not taken is asked again as the client sent it.
 
         That is an error, and an answer whose content is encoded, though the opposite was asked for: what was put in
@@ -268,17 +257,17 @@ class Forwarder:
             )
         return plain
 
-    async def _ask_plainly(self, passage: _Passage, problem: str | None) -> aiohttp.ClientResponse:
+    async def _ask_plainly(self, passage: Passage, problem: str | None) -> aiohttp.ClientResponse:
         passage.injection, passage.copied = None, 0
         passage.copy, passage.problem = None if problem else [], problem
         return await self._send(passage, passage.body)
 
-    async def _send(self, passage: _Passage, body: Body) -> aiohttp.ClientResponse:
+    async def _send(self, passage: Passage, body: Body) -> aiohttp.ClientResponse:
         to, scope = passage.to, passage.scope
         headers = http.to_primary(
             scope["headers"],
             buffered=isinstance(body, bytes),
-            injected=passage.injection is not None,
+            readable=passage.injection is not None or passage.holding is not None,
             drop=to.drop,
             authorization=to.authorization,
         )
@@ -295,9 +284,7 @@ class Forwarder:
         passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
         return response
 
-    async def _relay(
-        self, passage: _Passage, response: aiohttp.ClientResponse, whole: bytes | None, send: Send
-    ) -> None:
+    async def _relay(self, passage: Passage, response: aiohttp.ClientResponse, whole: bytes | None, send: Send) -> None:
         injection = passage.injection
         if injection is None and passage.copy is not None and _encoded(response):
             passage.leave_uncompared("encoded")
@@ -309,7 +296,11 @@ class Forwarder:
         )
         passage.status, passage.answered = response.status, True
         await send(
-            {"type": "http.response.start", "status": response.status, "headers": headers + http.own(passage.id)}
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": headers + http.own(passage.id, passage.mode.encode()),
+            }
         )
         if whole is not None:
             passage.first_byte = time.monotonic()
@@ -328,7 +319,42 @@ class Forwarder:
             if out or not more:
                 await send({"type": "http.response.body", "body": out, "more_body": more})
 
-    async def _next(self, passage: _Passage, response: aiohttp.ClientResponse) -> bytes:
+    async def _relay_held(
+        self, passage: Passage, response: aiohttp.ClientResponse, holding: Holding, send: Send
+    ) -> None:
+        """An answer in block mode: through its gate, or as a whole once it is judged."""
+        injection, encoded = passage.injection, _encoded(response)
+        passage.answered_by = response.status
+
+        async def start(length: int | None) -> None:
+            passage.status, passage.answered = response.status, True
+            headers = http.to_client(response.raw_headers, status=response.status, edited=True, length=length)
+            headers += http.own(passage.id, b"block", holding.acted)
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+        async def refuse(refused: Refusal) -> None:
+            passage.status, passage.answered = refused.status, True
+            await refused.answer(send, passage.id, b"block", holding.acted)
+
+        out = Answering(send, start, refuse)
+        if passage.sse and not encoded:
+            removal = Removal(injection.nulls) if injection else None
+            await holding.stream(functools.partial(self._next, passage, response), removal, out)
+        else:
+            result: bytes | Refusal
+            try:
+                raw, body = await self._whole_body(passage, response, injection)
+                result = await holding.whole(b"" if encoded else raw, body)
+            except _OutgrownError:
+                result = holding.refuse_size()
+            if isinstance(result, Refusal):
+                await out.refuse(result)
+            else:
+                await out.write(result, length=len(result))
+        passage.ended = time.monotonic()
+        await out.end()
+
+    async def _next(self, passage: Passage, response: aiohttp.ClientResponse) -> bytes:
         """The primary's next bytes as they come, copied while the copy is within its bound; b"" at the end."""
         began = passage.waiting_since = time.monotonic()
         chunk = await response.content.readany()
@@ -346,7 +372,13 @@ class Forwarder:
                     passage.leave_uncompared("too_large")
         return chunk
 
-    async def _edited_body(self, passage: _Passage, response: aiohttp.ClientResponse, injection: Injection) -> bytes:
+    async def _edited_body(self, passage: Passage, response: aiohttp.ClientResponse, injection: Injection) -> bytes:
+        return (await self._whole_body(passage, response, injection))[1]
+
+    async def _whole_body(
+        self, passage: Passage, response: aiohttp.ClientResponse, injection: Injection | None
+    ) -> tuple[bytes, bytes]:
+        """A whole answer as it came, and without what was injected."""
         parts, size = [], 0
         while chunk := await self._next(passage, response):
             parts.append(chunk)
@@ -354,21 +386,23 @@ class Forwarder:
             if size > _MAX_EDITED:
                 raise _OutgrownError
         body = b"".join(parts)
+        if injection is None:
+            return body, body
         if len(body) > _EDIT_ASIDE:
             edited = await asyncio.to_thread(injection.nulls.apply, body)
         else:
             edited = injection.nulls.apply(body)
-        return body if edited is None else edited
+        return body, body if edited is None else edited
 
     # --- where there is no answer -----------------------------------------------------------------------------
 
-    async def _not_uploaded(self, passage: _Passage, error: UploadError, send: Send) -> None:
+    async def _not_uploaded(self, passage: Passage, error: UploadError, send: Send) -> None:
         if isinstance(error, ClientLeftError):
             passage.problem = "client_left"
         elif isinstance(error, TooLargeError | TooSlowError):
             await self._refuse(passage, http.TOO_LARGE if isinstance(error, TooLargeError) else http.TOO_SLOW, send)
 
-    async def _fail(self, passage: _Passage, error: Exception, send: Send) -> None:
+    async def _fail(self, passage: Passage, error: Exception, send: Send) -> None:
         """502 or 504; what exactly failed is in the log, and no address is in the answer."""
         if passage.answered:
             # Headers are out: only a broken connection says that the answer is not whole (an ASGI server closes the
@@ -377,20 +411,20 @@ class Forwarder:
         log.warning("the primary failed", exchange=passage.id, error=type(error).__name__, answered=passage.answered)
         await self._refuse(passage, http.LATE if isinstance(error, TimeoutError) else http.UNREACHABLE, send)
 
-    async def _cut_off(self, passage: _Passage, send: Send) -> None:
+    async def _cut_off(self, passage: Passage, send: Send) -> None:
         """The server ends, and does not wait for this answer any longer."""
         passage.problem = "shutting_down"
         await self._refuse(passage, http.SHUTTING_DOWN, send)
 
-    async def _refuse(self, passage: _Passage, refusal: Refusal, send: Send) -> None:
+    async def _refuse(self, passage: Passage, refusal: Refusal, send: Send) -> None:
         """An answer of our own, if none has begun."""
         if not passage.answered:
             passage.status, passage.request = refusal.status, None
-            await refusal.answer(send, passage.id)
+            await refusal.answer(send, passage.id, passage.mode.encode())
 
     # --- the record -------------------------------------------------------------------------------------------
 
-    def _record(self, passage: _Passage) -> None:
+    def _record(self, passage: Passage) -> None:
         """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
         try:
             self._count(passage)
@@ -401,7 +435,11 @@ class Forwarder:
         except Exception as error:  # noqa: BLE001  (nothing of the record may break the primary path)
             log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
 
-    def _count(self, passage: _Passage) -> None:
+    def _captured(self, passage: Passage, request: Request) -> Capture:
+        case = passage.holding.case if passage.holding else self._case(passage, request)
+        return capture(passage, request, case)
+
+    def _count(self, passage: Passage) -> None:
         now = time.monotonic()
         self._metrics.request(
             dialect=passage.request.dialect.value if passage.request else "other",
@@ -413,28 +451,13 @@ class Forwarder:
             first_byte=passage.first_byte - passage.began if passage.first_byte else None,
         )
 
-    def _offer(self, passage: _Passage, request: Request) -> None:
+    def _offer(self, passage: Passage, request: Request) -> None:
         """Hands an answered exchange over, or counts it as out of the sample."""
         if not passage.sampled:
             passage.to.mirror.leave_out()
             return
         size = passage.copied + (len(passage.body) if isinstance(passage.body, bytes) else 0)
-        passage.to.mirror.offer(passage.id, size, lambda: _capture(passage, request))
-
-
-def _capture(passage: _Passage, request: Request) -> Capture:
-    now = time.monotonic()
-    return Capture(
-        id=passage.id,
-        request=request,
-        body=b"".join(passage.copy or ()),
-        stream=passage.sse,
-        status=passage.status,
-        conversation=passage.conversation,
-        began_at=passage.began_at,
-        timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
-        problem=passage.problem,
-    )
+        passage.to.mirror.offer(passage.id, size, lambda: self._captured(passage, request))
 
 
 def _encoded(response: aiohttp.ClientResponse) -> bool:

@@ -39,10 +39,12 @@ class HeldTooMuchError(Exception):
 class Signal(StrEnum):
     """What became of a choice.
 
-    `silent`: tokens arrive that its reader is told nothing of, as inside a call's opening; `resumed`: it was text
-    after all; `held`: a call has begun; `closed`: nothing more is to come of it, and it can be judged.
+    `begun`: its first event came; `silent`: tokens arrive that its reader is told nothing of, as inside a call's
+    opening; `resumed`: it was text after all; `held`: a call has begun; `closed`: nothing more is to come of it, and it
+    can be judged.
     """
 
+    BEGUN = "begun"
     SILENT = "silent"
     RESUMED = "resumed"
     HELD = "held"
@@ -52,6 +54,7 @@ class Signal(StrEnum):
 class _Kind(StrEnum):
     CHOICES = "choices"
     TAIL = "tail"
+    BESIDE = "beside"
     UNREAD = "unread"
 
 
@@ -66,9 +69,13 @@ class _Entry:
 
 @dataclass(slots=True)
 class _State:
-    """One choice. `fate` is None until it is decided, then whether its bytes go out."""
+    """One choice. `said` is the end of its text that went out and `told` how much that was, in characters.
+
+    `fate` is None until it is decided, then whether its bytes go out.
+    """
 
     said: str = ""
+    told: int = 0
     begun: bool = False
     silent: bool = False
     held: bool = False
@@ -92,7 +99,10 @@ class Frame:
 
 
 class StreamGate:
-    """One chat stream on its way to the client. `removal` takes out what was injected, None where nothing was."""
+    """One chat stream on its way to the client. `removal` takes out what was injected, None where nothing was.
+
+    `over` says that the client was told of the stream's end.
+    """
 
     def __init__(self, removal: Removal | None) -> None:
         self.frame = Frame()
@@ -103,7 +113,8 @@ class StreamGate:
         self._entries: list[_Entry] = []
         self._signals: list[tuple[Signal, int]] = []
         self._held_bytes = 0
-        self._done = False
+        self._done = False  # the stream said that it ends
+        self.over = False  # and so the client was told
 
     # --- what a driver asks -----------------------------------------------------------------------------------
 
@@ -115,11 +126,15 @@ class StreamGate:
     @property
     def spoke(self) -> bool:
         """Whether anything was told that a client shows: from then on a refusal is no answer of its own."""
-        return any(state.said for state in self._states.values())
+        return any(state.told for state in self._states.values())
 
     def said(self, index: int) -> str:
         """The end of what a choice has said in text that went to the client."""
-        return self._states[index].said if index in self._states else ""
+        return self._states[index].said
+
+    def unsaid(self, index: int) -> str:
+        """What a choice has said in text that is held."""
+        return self.choice(index).content[self._states[index].told :]
 
     def begun(self, index: int) -> bool:
         """Whether the client knows of a choice."""
@@ -128,6 +143,10 @@ class StreamGate:
     def undecided(self) -> list[int]:
         """The choices that are held."""
         return [index for index, state in self._states.items() if state.held and state.fate is None]
+
+    def unfinished(self) -> list[int]:
+        """The choices that are not held and have not ended."""
+        return [index for index, state in self._states.items() if not state.held and not state.closed]
 
     def signals(self) -> list[tuple[Signal, int]]:
         """What has happened since the last look."""
@@ -157,8 +176,8 @@ class StreamGate:
         out = b""
         if rest := self._splitter.rest:
             # What no blank line ended is no event, but some readers take it for one.
-            unsafe = self.waiting or _MAY_HOLD_CALL.search(rest)
-            out = self._keep_unread(rest) if unsafe else rest
+            unsafe = rest.strip() and (self.waiting or _MAY_HOLD_CALL.search(rest))
+            out = self._keep_unread(rest) if unsafe else self._beside(rest)
         for index, state in self._states.items():
             if state.held and not state.closed:
                 state.closed = True
@@ -171,6 +190,11 @@ class StreamGate:
             self._states[index].fate = False
         self._entries = [entry for entry in self._entries if entry.kind is _Kind.TAIL]
 
+    def flush(self) -> bytes:
+        """What ends the stream and was held for a call, after `drop`."""
+        entries, self._entries = self._entries, []
+        return b"".join([self._released(entry) for entry in entries])
+
     # --- what was decided -------------------------------------------------------------------------------------
 
     def decide(self, index: int, instead: bytes | None) -> bytes:
@@ -180,8 +204,8 @@ class StreamGate:
         out = [] if instead is None else [instead]
         kept: list[_Entry] = []
         for entry in self._entries:
-            free = all(self._states[owner].fate is not None for owner in entry.owners)
-            if not free or (entry.kind is _Kind.TAIL and (kept or self.waiting)):
+            bound = any(self._states[owner].held and self._states[owner].fate is None for owner in entry.owners)
+            if bound or (entry.kind is _Kind.TAIL and (kept or self.waiting)):
                 kept.append(entry)
                 continue
             self._held_bytes -= len(entry.data)
@@ -190,11 +214,12 @@ class StreamGate:
         return b"".join(out)
 
     def _released(self, entry: _Entry) -> bytes:
-        """What of an entry goes out whose owners are all decided."""
-        refused = {owner for owner in entry.owners if not self._states[owner].fate}
-        if not refused:
+        """What of an entry goes out, none of whose owners is held and undecided."""
+        refused = {owner for owner in entry.owners if self._states[owner].fate is False}
+        if not refused or entry.kind is _Kind.BESIDE:
+            self.over = self.over or (entry.kind is _Kind.TAIL and sse.DONE in entry.data)
             return entry.data
-        return b"" if refused == entry.owners else _without(entry.data, refused)
+        return b"" if REST in refused or refused == entry.owners else _without(entry.data, refused)
 
     # --- one event --------------------------------------------------------------------------------------------
 
@@ -203,7 +228,7 @@ class StreamGate:
         payload = sse.data_of(block)
         suspect = _MAY_HOLD_CALL.search(block) is not None
         if payload is None:  # a comment, or a lone field
-            return self._keep_unread(client) if suspect else client
+            return self._keep_unread(client) if suspect else self._beside(client)
         if payload.strip() == sse.DONE:
             self._reader.done()
             self._done = True
@@ -223,14 +248,17 @@ class StreamGate:
         choices = [c for c in raw if isinstance(c, dict)] if isinstance(raw, list) else []
         if value.get("error") is not None and not choices:
             self.drop()
-            return client + self._flush_tail()
+            return self.flush() + client
         if not choices:
             return self._tail(client)
-        owners = [choice["index"] if type(choice.get("index")) is int else 0 for choice in choices]
-        if min(owners) < 0 or raw != choices:
+        owners = [0 if choice.get("index") is None else choice["index"] for choice in choices]
+        if raw != choices or not all(type(owner) is int and owner >= 0 for owner in owners):
             return self._keep_unread(client)
         for place, (index, choice) in enumerate(zip(owners, choices, strict=True)):
-            state = self._states.setdefault(index, _State())
+            if index not in self._states:
+                self._states[index] = _State()
+                self._signals.append((Signal.BEGUN, index))
+            state = self._states[index]
             if place in places:
                 if self._done or state.closed or state.fate is not None:
                     return self._keep_unread(client)  # after its end
@@ -246,11 +274,11 @@ class StreamGate:
             delta = choice.get("delta")
             text = delta.get("content") if isinstance(delta, dict) else None
             if isinstance(text, str) and text and REST not in self._states:
-                state.said = (state.said + text)[-64:]
+                state.said, state.told = (state.said + text)[-64:], state.told + len(text)
             if emptied != state.silent:
                 state.silent = emptied
                 self._signals.append((Signal.SILENT if emptied else Signal.RESUMED, index))
-        if choice.get("finish_reason") is not None and not state.closed:
+        if choice.get("finish_reason") is not None and not state.closed and (state.held or REST not in self._states):
             state.closed = True
             if state.held:
                 self._signals.append((Signal.CLOSED, index))
@@ -263,15 +291,15 @@ class StreamGate:
             state.begun = state.begun or bool(entry.data)
         return self._released(entry) if any(state.fate is False for state in states) else entry.data
 
-    def _tail(self, client: bytes) -> bytes:
-        if self.waiting:
-            return self._keep(_Entry(_Kind.TAIL, client, frozenset()))
-        return client
+    def _beside(self, client: bytes) -> bytes:
+        """A comment, or a line end: nobody's, and in its own place."""
+        if not self.waiting:
+            return client
+        return self._keep(_Entry(_Kind.BESIDE, client, frozenset(self.undecided())))
 
-    def _flush_tail(self) -> bytes:
-        out = b"".join(entry.data for entry in self._entries)
-        self._entries = []
-        return out
+    def _tail(self, client: bytes) -> bytes:
+        entry = _Entry(_Kind.TAIL, client, frozenset())
+        return self._keep(entry) if self.waiting else self._released(entry)
 
     def _keep_unread(self, client: bytes) -> bytes:
         if REST not in self._states:
@@ -313,10 +341,18 @@ def _calls_at(payload: bytes, holder: str) -> list[int] | None:
         paths = list(_call_paths(value, ()))
     except (ValueError, RecursionError):
         return None
-    places = [path[1] for path in paths if len(path) == 4 and path[0] == "choices" and path[2] == holder]
-    if len(places) < len(paths) or _repeats_keys(value, places, holder):
+    places = [_place(path, holder) for path in paths]
+    if -1 in places or _repeats_keys(value, places, holder):
         return None
-    return sorted({place for place in places if isinstance(place, int)})
+    return sorted(set(places))
+
+
+def _place(path: tuple[str | int, ...], holder: str) -> int:
+    """The position in `choices` that a path leads to the calls of; -1 for every other path."""
+    match path:
+        case ("choices", int(place), str(held_by), _) if held_by == holder:
+            return place
+    return -1
 
 
 def _plainly_framed(block: bytes) -> bool:
@@ -339,7 +375,7 @@ def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str |
                 yield from _call_paths(child, (*path, i))
 
 
-def _repeats_keys(value: _Pairs, places: Sequence[Any], holder: str) -> bool:
+def _repeats_keys(value: _Pairs, places: Sequence[int], holder: str) -> bool:
     """Whether an object on the way to a call repeats a key."""
     ways = [value]
     for place in places:

@@ -67,22 +67,22 @@ def _named(headers: Headers) -> AbstractSet[bytes]:
 
 
 @functools.lru_cache(maxsize=64)
-def _not_to_primary(buffered: bool, injected: bool, drop: frozenset[bytes]) -> AbstractSet[bytes]:  # noqa: FBT001
+def _not_to_primary(buffered: bool, readable: bool, drop: frozenset[bytes]) -> AbstractSet[bytes]:  # noqa: FBT001
     dropped = _NOT_TO_PRIMARY | drop
     if buffered:
         dropped |= {b"content-length"}
-    return dropped | {b"accept-encoding"} if injected else dropped
+    return dropped | {b"accept-encoding"} if readable else dropped
 
 
 def to_primary(
-    headers: Headers, *, buffered: bool, injected: bool, drop: frozenset[bytes], authorization: bytes | None
+    headers: Headers, *, buffered: bool, readable: bool, drop: frozenset[bytes], authorization: bytes | None
 ) -> list[tuple[str, str]]:
     """A client's headers as the primary gets them, in their order: no hop-by-hop ones, none of `drop`.
 
-    Names are in lower case, as ASGI has them. The length is set anew where the body was `buffered`; an `injected`
-    request asks for an answer that can be read; `authorization` is what the primary gets for its own.
+    Names are in lower case, as ASGI has them. The length is set anew where the body was `buffered`; a `readable`
+    answer is asked for where it is edited or held; `authorization` is what the primary gets for its own.
     """
-    dropped = _not_to_primary(buffered, injected, drop)
+    dropped = _not_to_primary(buffered, readable, drop)
     names = [name for name, _ in headers]
     if b"connection" in names:
         dropped |= _named(headers)
@@ -90,7 +90,7 @@ def to_primary(
         kept = [(name.decode(), value.decode()) for name, value in headers if name not in dropped]
     except UnicodeDecodeError:
         kept = [(name.decode("latin-1"), _text(value)) for name, value in headers if name not in dropped]
-    if injected:
+    if readable:
         kept.append(("accept-encoding", "identity"))
     if authorization:
         kept.append(("authorization", authorization.decode("latin-1")))
@@ -121,36 +121,41 @@ def to_client(headers: Headers, *, status: int, edited: bool, length: int | None
     return kept if length is None else [*kept, (b"content-length", str(length).encode())]
 
 
-def own(exchange: str) -> list[tuple[bytes, bytes]]:
-    """What this proxy adds to every answer."""
-    return [(b"x-counterproof-id", exchange.encode()), (b"x-counterproof-mode", b"observe")]
+def own(exchange: str, mode: bytes = b"observe", acted: str = "") -> list[tuple[bytes, bytes]]:
+    """What this proxy adds to every answer, and to one that it acted on."""
+    added = [(b"x-counterproof-id", exchange.encode()), (b"x-counterproof-mode", mode)]
+    return [*added, (b"x-counterproof-action", acted.encode())] if acted else added
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer of the proxy's own, in OpenAI's error shape; `close` ends the connection after it."""
+    """An answer of the proxy's own, in OpenAI's error shape; `close` ends the connection after it.
+
+    `code` is the error's own word, the status where there is none.
+    """
 
     status: int
     kind: str
     message: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
     close: bool = False
+    code: str | None = None
 
     @property
     def body(self) -> bytes:
         """The JSON body; the message gets this proxy's prefix."""
         message = f"[counterproof] {self.message}"
-        error = {"message": message, "type": self.kind, "param": None, "code": self.status}
+        error = {"message": message, "type": self.kind, "param": None, "code": self.code or self.status}
         return orjson.dumps({"error": error})
 
-    async def answer(self, send: Send, exchange: str) -> None:
+    async def answer(self, send: Send, exchange: str, mode: bytes = b"observe", acted: str = "") -> None:
         """Sends it."""
         body = self.body
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             *self.headers,
-            *own(exchange),
+            *own(exchange, mode, acted),
         ]
         if self.close:
             headers.append((b"connection", b"close"))

@@ -14,7 +14,8 @@ from proxy.tallies import Counts, Times
 from shadow.breaker import Circuit
 from shadow.divergence import Outcome, flips, window
 from shadow.examine import ChoiceReport, Examination
-from shadow.exchange import Exchange
+from shadow.exchange import Exchange, Request
+from shadow.judge import Judged
 from shadow.reference import Peer, Reference, State
 from validators import Finding
 
@@ -137,6 +138,33 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self._gate = Total(
+            "counterproof_gate",
+            "Choices with tool calls by what was done (block mode) or would have been done (observe mode).",
+            ["tool", "action", "verdict"],
+            registry=registry,
+        )
+        self._gate_wait = Histogram(
+            "counterproof_gate_wait_seconds",
+            "In block mode, from a call's end to what was done about it.",
+            ["tool", "action", "verdict"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._mode = Gauge("counterproof_mode", "1 for the mode in force.", ["mode"], registry=registry)
+        self._policy_reloads = Total(
+            "counterproof_policy_reloads",
+            "New versions of mode and policy: taken, or refused while the old one stays.",
+            ["result"],
+            registry=registry,
+        )
+        self._set_stale = Gauge(
+            "counterproof_set_stale",
+            "1 while a named set cannot be read and its old values stay.",
+            ["set"],
+            registry=registry,
+        )
+        self._pending = Gauge("counterproof_approvals_pending", "Calls that wait for a person now.", registry=registry)
         self._open = Gauge("counterproof_open_requests", "Requests of clients that are open now.", registry=registry)
         self._tasks = Gauge("counterproof_tasks", "Tasks in the event loop now.", registry=registry)
         ProcessCollector(registry=registry)
@@ -229,6 +257,39 @@ class Metrics:
             self._positions.labels(shadow, model, region, where, basis).inc(count)
             if clarity is not None:
                 self._flips.labels(shadow, model, region, where, basis, clarity).inc(count)
+
+    def judged(self, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+        """What was (or would have been) done about a choice's calls; `waited` in seconds, None where nobody did."""
+        verdict, names = judged.verdict, {call.name for call in judged.calls}
+        for name in names:
+            tool = self._tool(name) if name in request.tool_names else OTHER
+            self._gate.labels(tool, done, verdict.word.value).inc()
+            if waited is not None:
+                self._gate_wait.labels(tool, done, verdict.word.value).observe(max(0.0, waited))
+
+    def found_alone(self, request: Request, judged: Judged) -> None:
+        """What was found without a reference of calls whose client waited; an examined exchange tells it by itself."""
+        for shadow, finding in judged.verdict.findings:
+            if shadow == NO_SHADOW:
+                tool = self._tool(finding.tool) if finding.tool in request.tool_names else OTHER
+                self._calls.labels(self._model(request.model), tool, NO_SHADOW, finding.word.value).inc()
+
+    def mode(self, mode: str) -> None:
+        """The mode in force has changed."""
+        for known in ("off", "observe", "block"):
+            self._mode.labels(known).set(known == mode)
+
+    def policy_reload(self, result: str) -> None:
+        """A new version was `taken` or `refused`."""
+        self._policy_reloads.labels(result).inc()
+
+    def set_stale(self, name: str, stale: bool) -> None:  # noqa: FBT001  (a callback)
+        """A named set cannot be read, or can be again."""
+        self._set_stale.labels(name).set(stale)
+
+    def approvals(self, pending: int) -> None:
+        """How many calls wait for a person now."""
+        self._pending.set(pending)
 
     def process(self, in_flight: int, tasks: int) -> None:
         """Refreshes what is open at the moment of a scrape."""

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -86,10 +87,18 @@ def address(bound: socket.socket) -> str:
 Started = Callable[[str, str], None]
 
 
-def run(settings: Settings, started: Started, until: Callable[[], Awaitable[None]] | None = None) -> None:
+def run(
+    settings: Settings,
+    started: Started,
+    until: Callable[[], Awaitable[None]] | None = None,
+    *,
+    path: Path | None = None,
+    load: Callable[[], Settings] | None = None,
+) -> None:
     """Serves until a signal comes (or `until` ends), then lets open streams finish and closes everything.
 
-    `started(data address, control address)` is called once both ports answer.
+    `started(data address, control address)` is called once both ports answer. Mode and policy follow the file at
+    `path`, which `load` reads anew.
 
     Raises:
         StartError: a port is taken, the ledger cannot be opened; nothing was started then.
@@ -102,7 +111,7 @@ def run(settings: Settings, started: Started, until: Callable[[], Awaitable[None
         data.close()
         raise
     with data, control, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(Service(settings), data, control, started, until))
+        runner.run(serve(Service(settings, path=path, load=load), data, control, started, until))
 
 
 async def serve(

@@ -4,19 +4,14 @@ Unknown keys are errors. `${NAME}` in a value is that environment variable. How 
 error is `proxy.configfile`'s business.
 """
 
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
@@ -24,85 +19,20 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from proxy.fields import BaseUrl, FaultAt, Key, Location, Port, Rate, Seconds, Section
 from proxy.inject import Level
 from proxy.keys import digest
 from proxy.paths import ADMINISTRATIVE
+from proxy.policies import PolicySettings
 from shadow.engine import Endpoint
 from shadow.mirror import Limits
 
 ENV_PREFIX = "COUNTERPROOF_"
+Mode = Literal["off", "observe", "block"]
 _SHORTEST_KEY = 16
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
-
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip())
-        if found is None:
-            raise ValueError("a duration like 500ms, 10s, 5m, 2h or 30d was expected")
-        return float(found.group(1)) * _UNITS[found.group(2)]
-    return value
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-"""A duration: a number of seconds, or text with a unit."""
-
-
-def _base_url(value: str) -> str:
-    # No message repeats the value: whatever stands there may be a key in the wrong place.
-    if not value.isprintable() or " " in value:
-        raise ValueError("a URL has neither spaces nor line ends")
-    try:
-        parts = urlsplit(value)
-        _ = parts.port
-    except ValueError:
-        raise ValueError("not a URL: a host and a port from 0 to 65535 were expected") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("a URL like http://host:8000/v1 was expected")
-    if parts.username or parts.password:
-        raise ValueError("credentials do not belong in the URL; use api_key")
-    if parts.query or parts.fragment:
-        raise ValueError("a base URL has no query and no fragment")
-    return value.rstrip("/")
-
-
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
-"""As OpenAI clients write it: `http://host:8000/v1`."""
-
-
-def _key(value: SecretStr) -> SecretStr:
-    secret = value.get_secret_value()
-    if not secret or not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise ValueError("a key is printable ASCII without spaces or line ends (one at the end of a file, perhaps?)")
-    return value
-
-
-Key = Annotated[SecretStr, AfterValidator(_key)]
-"""A bearer token that can stand in a header."""
-
-Rate = Annotated[float, Field(ge=0, le=1)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-Location = tuple[str | int, ...]
-"""Where in the configuration: keys and list positions."""
-
-
-class FaultAt(ValueError):  # noqa: N818  (read as a sentence where it is raised)
-    """A fault of the whole that shows at one place."""
-
-    def __init__(self, at: Location, message: str) -> None:
-        super().__init__(message)
-        self.at = at
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PrimarySettings(_Section):
+class PrimarySettings(Section):
     """The vLLM whose answers clients get."""
 
     base_url: BaseUrl
@@ -127,7 +57,7 @@ class PrimarySettings(_Section):
         return Endpoint(name, self.base_url, self.model, _secret(self.api_key), max_concurrency=1)
 
 
-class ShadowSettings(_Section):
+class ShadowSettings(Section):
     """A reference engine."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
@@ -154,7 +84,7 @@ def _secret(value: SecretStr | None) -> str | None:
     return value.get_secret_value() if value else None
 
 
-class MirrorSettings(_Section):
+class MirrorSettings(Section):
     """How much is mirrored, and how much may wait for it."""
 
     tool_calls: Rate = 1.0
@@ -168,13 +98,13 @@ class MirrorSettings(_Section):
         return Limits(self.tool_calls, self.other, self.max_queue, int(self.max_queue_bytes), int(self.max_body_bytes))
 
 
-class ConversationSettings(_Section):
+class ConversationSettings(Section):
     """What makes requests one conversation."""
 
     header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
 
-class LedgerSettings(_Section):
+class LedgerSettings(Section):
     """Where what was found is kept, and how much of it."""
 
     path: Path | None = Field(default=Path("counterproof.db"), description="null keeps no ledger")
@@ -184,7 +114,7 @@ class LedgerSettings(_Section):
     content: Literal["none", "redacted", "full"] = "redacted"
 
 
-class ListenSettings(_Section):
+class ListenSettings(Section):
     """The data port."""
 
     host: str = "127.0.0.1"
@@ -200,7 +130,7 @@ class ListenSettings(_Section):
     shutdown_timeout: Seconds = Field(default=30.0, description="what open answers may take to finish at shutdown")
 
 
-class PathSettings(_Section):
+class PathSettings(Section):
     """What of the primary is served."""
 
     deny: tuple[str, ...] = Field(
@@ -217,7 +147,7 @@ class PathSettings(_Section):
         return value
 
 
-class ClientKey(_Section):
+class ClientKey(Section):
     """A key that lets a client in: itself, or its SHA-256."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
@@ -238,7 +168,7 @@ class ClientKey(_Section):
         return bytes.fromhex(self.sha256) if self.sha256 else digest(self.key.get_secret_value() if self.key else "")
 
 
-class RouteSettings(_Section):
+class RouteSettings(Section):
     """Another primary, with shadows of its own, for some models."""
 
     model: str = Field(min_length=1, description="a glob on the request's model, like qwen*; the first match wins")
@@ -250,7 +180,7 @@ class RouteSettings(_Section):
         return fnmatchcase(model, self.model)
 
 
-class ControlSettings(_Section):
+class ControlSettings(Section):
     """The control port: metrics and health."""
 
     host: Literal["127.0.0.1", "::1", "localhost"] = Field(
@@ -259,7 +189,7 @@ class ControlSettings(_Section):
     port: Port = 8081
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What is said on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -288,6 +218,10 @@ class Settings(BaseSettings):
     listen: ListenSettings = ListenSettings()
     control: ControlSettings = ControlSettings()
     log: LogSettings = LogSettings()
+    mode: Mode = Field(
+        default="observe", description="off, observe, or block: no tool call goes out before its verdict"
+    )
+    policy: PolicySettings = PolicySettings()
 
     @classmethod
     def settings_customise_sources(
@@ -305,6 +239,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         self._shadows_are_others()
         self._keys_differ()
+        self._references_suffice()
         lends = [at for at, primary, _ in self._primaries() if primary.api_key]
         if lends and not self.client_keys and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
             raise FaultAt(
@@ -336,6 +271,17 @@ class Settings(BaseSettings):
                         (*place, "base_url"),
                         "is the primary itself; an engine cannot give a second opinion on itself",
                     )
+
+    def _references_suffice(self) -> None:
+        agree = self.policy.agree or 0
+        for _at, _primary, shadows in self._primaries():
+            references = sum(shadow.role == "reference" for shadow in shadows)
+            if references < agree:
+                raise FaultAt(
+                    ("policy", "agree"),
+                    f"{agree} references must countersign, and there are {references} (twins never vote): no call of "
+                    "that primary could ever be verified",
+                )
 
     def _keys_differ(self) -> None:
         names, digests = set(), set()

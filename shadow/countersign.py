@@ -17,11 +17,11 @@ _EXPECTED = 512  # tokens of a call that is still being written
 class Countersigning:
     """Asks the references of one exchange. `close` when the exchange is over: what is still asked ends then.
 
-    `asked` are the references that may vote and can be asked now; the others are known to be of no help.
+    `references` are those that may vote, `continued` what they said from the call on, once they were asked.
     """
 
     def __init__(self, request: Request, references: Sequence[Reference], primary: Peer) -> None:
-        self.asked = [r for r in references if r.role != "twin" and r.asked(primary)]
+        self.references = [r for r in references if r.role != "twin"]
         self.continued: dict[tuple[str, int], Continuation] = {}
         self._request, self._primary = request, primary
         self._tasks = Tasks("countersign")
@@ -29,7 +29,7 @@ class Countersigning:
 
     def warm(self) -> None:
         """The request has arrived: its prompt is read by every reference while the primary answers."""
-        for reference in self.asked:
+        for reference in self._fit():
             self._tasks.start(f"warm:{reference.name}", _quietly(reference.peer.engine, self._request))
 
     def begin(self, choice: Choice) -> None:
@@ -41,13 +41,17 @@ class Countersigning:
         if start is None or choice.prompt_ids is None or choice.token_ids is None:
             return
         history = [*choice.prompt_ids, *choice.token_ids[:start]]
-        for reference in self.asked:
+        for reference in self._fit():
             key = (reference.name, choice.index)
             can = reference.peer.can
             if key in self._begun or can is None or not can.chat_prompt_ids:
                 continue
             work = _continue(reference.peer.engine, self._request, history, start)
             self._begun[key] = (start, self._tasks.start(f"continue:{reference.name}", work))
+
+    def _fit(self) -> list[Reference]:
+        """Who can be asked now: what is begun early is not worth waiting for anybody."""
+        return [reference for reference in self.references if reference.asked(self._primary)]
 
     def _start(self, choice: Choice) -> int | None:
         """The call's first token; a call that was asked for by name or demanded has no text before it."""

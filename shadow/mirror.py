@@ -6,20 +6,22 @@ exactly one outcome per shadow: `compared`, `sampled_out`, `dropped`, `failed` o
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
 
-from shadow.compare import own_findings
+from shadow.compare import PolicyOf, exact
 from shadow.conversation import in_sample
 from shadow.examine import Examination
-from shadow.exchange import Answer, Dialect, Exchange, Request, Timings
+from shadow.exchange import Answer, Continuation, Exchange, Request, Timings
+from shadow.judge import Case, Judged
 from shadow.reference import CIRCUIT_OPEN, Peer, Reference, State
 from shadow.tasks import Tasks
 from shadow.wire import answers
 from validators import Finding
+from validators.decision import Opinion, outcome
 
 log = structlog.get_logger("counterproof.mirror")
 
@@ -42,6 +44,8 @@ class Capture:
     """What the door saw of one exchange: the parsed request, the answer's raw bytes as the primary sent them.
 
     `problem` says why the copy is not whole (`too_large`, `client_left`, `truncated`, `encoded`), None where it is.
+    `case` is the request under its rulebook, `judged` says that a verdict fell while the client waited, `continued`
+    what references said then.
     """
 
     id: str
@@ -53,6 +57,9 @@ class Capture:
     began_at: float
     timings: Timings
     problem: str | None = None
+    case: Case | None = None
+    judged: bool = False
+    continued: Mapping[tuple[str, int], Continuation] = field(default_factory=dict)
 
     def exchange(self) -> Exchange:
         """Understands the bytes."""
@@ -60,7 +67,16 @@ class Capture:
             answer = answers.read(self.request.dialect, self.body, stream=self.stream)
         else:
             answer = Answer(problem=self.problem)
-        return Exchange(self.id, self.request, answer, self.status, self.began_at, self.timings, self.conversation)
+        return Exchange(
+            self.id,
+            self.request,
+            answer,
+            self.status,
+            self.began_at,
+            self.timings,
+            self.conversation,
+            self.continued,
+        )
 
 
 class Sink(Protocol):
@@ -79,8 +95,58 @@ class Sink(Protocol):
     def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
         """A shadow has been asked; `lag` in seconds since the answer's last byte."""
 
+    def judged(self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+        """A choice's calls were decided about: `done` is what was (or would be) done, `waited` for how many seconds."""
+
     def waiting(self, shadow: str, count: int, size: int) -> None:
         """How many exchanges and bytes wait for a shadow now."""
+
+
+class _Trial:
+    """One exchange on its way past the shadows: what needs no reference was found, and who spoke since."""
+
+    def __init__(
+        self, exchange: Exchange, case: Case | None, own: Mapping[int, list[Finding]], twins: set[str]
+    ) -> None:
+        self.exchange, self._case, self._own, self._twins = exchange, case, own, twins
+        self.left = 0
+        self._heard: list[Examination] = []
+
+    @property
+    def policy(self) -> PolicyOf:
+        """What of arguments counts."""
+        return exact if self._case is None else self._case.rulebook.compare
+
+    def hear(self, examination: Examination) -> bool:
+        """Takes a shadow's view; True where it was the last."""
+        self._heard.append(examination)
+        self.left -= 1
+        return not self.left
+
+    def judged(self) -> list[Judged]:
+        """What is decided about each choice with calls, now that everybody has spoken."""
+        case = self._case
+        if case is None:
+            return []
+        found = []
+        for index, own in self._own.items():
+            calls = self.exchange.answer.choices[index].calls
+            opinions = [self._opinion(examination, index) for examination in self._heard]
+            verdict = case.decide(calls, own, opinions, expired=True)
+            if verdict is not None:
+                case.settle(calls, verdict, released=True)  # the client has them
+                found.append(Judged(index, calls, verdict))
+        return found
+
+    def _opinion(self, examination: Examination, index: int) -> Opinion:
+        report = next((report for report in examination.choices if report.index == index), None)
+        return Opinion(
+            examination.shadow,
+            twin=examination.shadow in self._twins,
+            findings=tuple(report.findings) if report else (),
+            calls=report.reference_calls if report else (),
+            way=report.ways[-1] if report and report.ways else "",
+        )
 
 
 class _Line:
@@ -88,7 +154,7 @@ class _Line:
 
     def __init__(self, reference: Reference, limits: Limits, sink: Sink, idle: Callable[[], None]) -> None:
         self.reference = reference
-        self.queue: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.queue: asyncio.Queue[_Trial] = asyncio.Queue()
         self.count = 0
         self._size = 0
         self._sizes: dict[str, int] = {}
@@ -159,9 +225,9 @@ class Mirror:
 
     def start(self) -> None:
         """Starts looking after the engines and working on the lines; needs a running loop."""
+        self._tasks.start("understand", self._understand())
         if not self._lines:
             return
-        self._tasks.start("understand", self._understand())
         self._tasks.start(f"engine:{self.primary.name}", self.primary.keep())
         for line in self._lines:
             self._tasks.start(f"engine:{line.name}", line.reference.peer.keep())
@@ -170,7 +236,9 @@ class Mirror:
 
     def wants(self, request: Request, conversation: str) -> bool:
         """At request time: may this exchange be compared, so that token ids are worth asking for?"""
-        return bool(self._lines) and in_sample(conversation, self._may_hold_calls(request))
+        if not self._lines:  # calls are judged without a second opinion, too
+            return request.tool_choice != "none" and in_sample(conversation, self._limits.tool_calls)
+        return in_sample(conversation, self._may_hold_calls(request))
 
     @property
     def ready(self) -> bool:
@@ -182,14 +250,15 @@ class Mirror:
 
         `capture` is called only if some shadow takes it.
         """
-        admitted = []
+        admitted: list[_Line] = []
         for line in self._lines:
             dropped = "shutting_down" if self._closing else line.admit(identity, size, self.primary)
             if dropped:
                 self._sink.outcome(line.name, "dropped", dropped)
             else:
                 admitted.append(line)
-        if admitted:
+        alone = not self._lines and not self._closing and self._intake.qsize() < self._limits.max_queue
+        if admitted or alone:
             self._intake.put_nowait((capture(), admitted))
 
     def leave_out(self) -> None:
@@ -209,7 +278,7 @@ class Mirror:
         while True:
             capture, lines = await self._intake.get()
             try:
-                exchange, findings = await asyncio.to_thread(_read, capture)
+                exchange, findings, own = await asyncio.to_thread(_read, capture)
             except Exception as error:  # noqa: BLE001  (bytes from outside: one unreadable answer must not end the mirror)
                 log.error("an exchange was not understood", exchange=capture.id, error=type(error).__name__)
                 for line in lines:
@@ -220,8 +289,13 @@ class Mirror:
                     line.end(exchange.id, "sampled_out")
                 continue
             await self._tell(self._sink.exchange, exchange, findings)
+            twins = {line.name for line in self._lines if line.reference.role == "twin"}
+            trial = _Trial(exchange, capture.case, own, twins)
+            trial.left = len(lines)
             for line in lines:
-                line.queue.put_nowait(exchange)
+                line.queue.put_nowait(trial)
+            if not lines:
+                await self._conclude(trial)
 
     def _rate(self, exchange: Exchange) -> float:
         """The share that an exchange belongs to: by what it holds, or by what it asked for where it is not whole."""
@@ -243,14 +317,31 @@ class Mirror:
 
     async def _work(self, line: _Line) -> None:
         while True:
-            exchange = await line.queue.get()
+            trial = await line.queue.get()
+            exchange = trial.exchange
             try:
-                result = await line.reference.examine(exchange, self.primary)
+                result = await line.reference.examine(exchange, self.primary, trial.policy)
             except Exception as error:  # noqa: BLE001  (what an engine answers must not end its worker)
                 log.error("an examination failed", shadow=line.name, exchange=exchange.id, error=type(error).__name__)
                 result = Examination.without(line.name, exchange, "failed", "internal_error")
             await self._tell(self._sink.examined, exchange, result, self._clock() - exchange.timings.ended)
+            if trial.hear(result):
+                await self._conclude(trial)
             line.end(exchange.id, result.outcome, result.reason)
+
+    async def _conclude(self, trial: _Trial) -> None:
+        """Everybody has spoken: what would have been done about the calls, had anybody waited for it."""
+        try:
+            judged = await asyncio.to_thread(trial.judged)
+        except Exception as error:  # noqa: BLE001  (what a model wrote must not end a worker)
+            log.error("an exchange was not judged", exchange=trial.exchange.id, error=type(error).__name__)
+            return
+        for one in judged:
+            done = outcome(one.verdict.action, block=False)
+            try:
+                await asyncio.to_thread(self._sink.judged, trial.exchange.id, trial.exchange.request, one, done, None)
+            except Exception as error:  # noqa: BLE001  (a record that cannot be written must not end the mirror)
+                log.error("a verdict was not recorded", exchange=trial.exchange.id, error=type(error).__name__)
 
     def _note_idle(self) -> None:
         if any(line.count for line in self._lines):
@@ -277,13 +368,16 @@ class Mirror:
             await peer.close()
 
 
-def _read(capture: Capture) -> tuple[Exchange, list[tuple[int, Finding]]]:
-    exchange = capture.exchange()
-    if capture.request.dialect is not Dialect.CHAT or exchange.answer.problem is not None:
-        return exchange, []
-    findings = [
-        (choice.index, finding)
-        for choice in exchange.answer.choices.values()
-        for finding in own_findings(capture.request, choice)
-    ]
-    return exchange, findings
+def _read(capture: Capture) -> tuple[Exchange, list[tuple[int, Finding]], dict[int, list[Finding]]]:
+    """The exchange, everything that is found without a reference, and what of it is about each choice's calls."""
+    exchange, case = capture.exchange(), capture.case
+    if case is None or capture.judged or exchange.answer.problem is not None or exchange.status >= 400:
+        return exchange, [], {}
+    own: dict[int, list[Finding]] = {}
+    findings: list[tuple[int, Finding]] = []
+    for index, choice in exchange.answer.choices.items():
+        if choice.calls:
+            own[index] = case.own(choice.calls)
+            findings += [(index, finding) for finding in own[index]]
+        findings += [(index, finding) for finding in case.leaks(choice)]
+    return exchange, findings, own

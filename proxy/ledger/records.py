@@ -13,7 +13,8 @@ from typing import Any
 
 from shadow.divergence import Outcome, Position
 from shadow.examine import ChoiceReport, Examination
-from shadow.exchange import Choice, Exchange
+from shadow.exchange import Choice, Exchange, Request
+from shadow.judge import Judged
 from validators import Difference, Finding, ToolCall, worst
 
 
@@ -99,6 +100,28 @@ def examination_record(
     }
 
 
+def verdict_record(
+    request: Request, judged: Judged, done: str, waited: float | None, content: Content
+) -> dict[str, Any]:
+    """What was decided about a choice's calls as JSON-ready values; `waited` in seconds."""
+    verdict, offered = judged.verdict, request.tool_names
+    record: dict[str, Any] = {
+        "choice": judged.choice,
+        "word": verdict.word.value,
+        "action": verdict.action.value,
+        "done": done,
+        "shadow": verdict.shadow,
+        "why": verdict.why,
+        "agreed": list(verdict.agreed),
+        "waited": None if waited is None else round(waited, 6),
+        "calls": [_call(call, content, offered) for call in judged.calls],
+        "findings": [{"shadow": shadow} | _finding(finding, content, offered) for shadow, finding in verdict.findings],
+    }
+    if verdict.substitute is not None:
+        record["substitute"] = [_call(call, content, offered) for call in verdict.substitute]
+    return record
+
+
 def counts(positions: Sequence[Position]) -> dict[str, int]:
     """Positions by outcome, and flips by how clear they are."""
     outcomes = Counter(position.outcome.value for position in positions)
@@ -164,8 +187,14 @@ def _finding(finding: Finding, content: Content, offered: frozenset[str]) -> dic
     }
     if content is not Content.NONE:
         record["tool"] = _tool(finding.tool, content, offered)
+        record |= {name: told for name, told in (("where", finding.where), ("rule", finding.rule)) if told}
+        record |= _detail(finding, content)
         record["differences"] = [_difference(difference, content) for difference in finding.differences]
     return record
+
+
+def _detail(finding: Finding, content: Content) -> dict[str, Any]:
+    return {"detail": finding.detail} if content is Content.FULL and finding.detail else {}
 
 
 def _difference(difference: Difference, content: Content) -> dict[str, Any]:

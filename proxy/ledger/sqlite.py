@@ -24,7 +24,8 @@ log = structlog.get_logger("counterproof.ledger")
 MAX_PENDING = 10_000
 _PRUNE_EVERY_S = 600.0
 _PRUNE_AT_ONCE = 500  # exchanges of one transaction: records that wait are written in between
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
+_READABLE = {1, _SCHEMA_VERSION}  # 1 had no verdicts
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
   id TEXT PRIMARY KEY, began_at REAL NOT NULL, model TEXT NOT NULL, conversation TEXT NOT NULL, record BLOB NOT NULL
@@ -34,8 +35,14 @@ CREATE TABLE IF NOT EXISTS examinations (
   exchange TEXT NOT NULL, shadow TEXT NOT NULL, outcome TEXT NOT NULL, verdict TEXT, flips INTEGER NOT NULL,
   lag REAL NOT NULL, record BLOB NOT NULL, PRIMARY KEY (exchange, shadow)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS verdicts (
+  exchange TEXT NOT NULL, choice INTEGER NOT NULL, at REAL NOT NULL, word TEXT NOT NULL, done TEXT NOT NULL,
+  record BLOB NOT NULL, PRIMARY KEY (exchange, choice)
+) STRICT;
+CREATE INDEX IF NOT EXISTS verdicts_by_time ON verdicts (at);
 """
 _OLDEST = "SELECT id FROM exchanges WHERE began_at < ? ORDER BY began_at LIMIT ?"
+_OLDEST_VERDICTS = "SELECT rowid FROM verdicts WHERE at < ? ORDER BY at LIMIT ?"
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -49,7 +56,7 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None, check_same_thread=False)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, _SCHEMA_VERSION}:
+        if version not in {0, *_READABLE}:
             raise LedgerError(f"{path}: a ledger of version {version}, this program writes {_SCHEMA_VERSION}")
         if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise LedgerError(f"{path}: is another program's database")
@@ -108,6 +115,11 @@ class Ledger:
         row = (exchange, record["shadow"], record["outcome"], verdict, flips, lag, _dumps(record))
         self._put("INSERT OR REPLACE INTO examinations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
+    def verdict(self, exchange: str, record: dict[str, Any]) -> None:
+        """Keeps what was decided about a choice's calls. Returns at once."""
+        row = (exchange, record["choice"], self._clock(), record["word"], record["done"], _dumps(record))
+        self._put("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", row)
+
     def _put(self, statement: str, row: tuple[Any, ...]) -> None:
         if self._closed:
             self._lose(1)
@@ -164,6 +176,7 @@ class Ledger:
         done = self._transact([
             (f"DELETE FROM examinations WHERE exchange IN ({_OLDEST})", which),  # noqa: S608  (a constant)
             (f"DELETE FROM exchanges WHERE id IN ({_OLDEST})", which),  # noqa: S608
+            ("DELETE FROM verdicts WHERE rowid IN (SELECT rowid FROM verdicts WHERE at < ? ORDER BY at LIMIT ?)", which),
         ], "old records were not removed")  # fmt: skip
         removed = self._connection.total_changes - count
         self._prune_at = time.monotonic() + (0.0 if done and removed else _PRUNE_EVERY_S)
@@ -235,12 +248,14 @@ class LedgerReader:
                       and (verdict is None or e["verdict"] == verdict)
                       and (not flipped or e["counts"]["flip"])]  # fmt: skip
             exchange = orjson.loads(record)
-            own = not shadow and not flipped and any(f["word"] == verdict for f in exchange.get("findings", ()))
+            verdicts = self._verdicts(identity)
+            words = {f["word"] for f in exchange.get("findings", ())} | {v["word"] for v in verdicts}
+            own = not shadow and not flipped and verdict in words
             if (verdict or shadow or flipped) and not wanted and not own:
                 continue
             if tool and not any(call.get("name") == tool for choice in exchange["choices"] for call in choice["calls"]):
                 continue
-            yield exchange | {"examinations": examinations}
+            yield exchange | {"examinations": examinations, "verdicts": verdicts}
             found += 1
             if found == limit:
                 return
@@ -258,10 +273,18 @@ class LedgerReader:
         )
         if len(rows) != 1:
             return None
-        return dict(orjson.loads(rows[0][1])) | {"examinations": self._examinations(rows[0][0])}
+        found = rows[0][0]
+        more = {"examinations": self._examinations(found), "verdicts": self._verdicts(found)}
+        return dict(orjson.loads(rows[0][1])) | more
 
     def _examinations(self, exchange: str) -> list[dict[str, Any]]:
         rows = self._connection.execute(
             "SELECT lag, record FROM examinations WHERE exchange = ? ORDER BY shadow", (exchange,)
         )
         return [orjson.loads(record) | {"lag_seconds": lag} for lag, record in rows]
+
+    def _verdicts(self, exchange: str) -> list[dict[str, Any]]:
+        if self._connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
+            return []
+        rows = self._connection.execute("SELECT record FROM verdicts WHERE exchange = ? ORDER BY choice", (exchange,))
+        return [orjson.loads(record) for (record,) in rows]

@@ -91,6 +91,13 @@ class AnswerReader:
         return reader.result()
 
 
+def indices(body: bytes) -> list[int]:
+    """The index of each element of `choices`, in their order on the wire; 0 where none is told."""
+    choices = (read_object(body) or {}).get("choices")
+    found = [c.get("index") if isinstance(c, dict) else None for c in (choices if isinstance(choices, list) else ())]
+    return [index if type(index) is int else 0 for index in found]
+
+
 def read_object(text: bytes) -> dict[str, Any] | None:
     """A JSON object of an answer, None where the text is none."""
     try:

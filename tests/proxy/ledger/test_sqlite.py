@@ -131,7 +131,7 @@ def test_records_survive_reopening(path: Path) -> None:
         ledger.close()
     with LedgerReader(path) as reader:
         found = reader.exchange("a")
-        assert found == record("a", text="é ✓") | {"examinations": [view() | {"lag_seconds": 0.25}]}
+        assert found == record("a", text="é ✓") | {"examinations": [view() | {"lag_seconds": 0.25}], "verdicts": []}
     assert sorted(ids(path)) == ["a", "b"]
 
 
@@ -251,10 +251,10 @@ def test_a_wrong_file_is_refused_and_left_alone(tmp_path: Path, opened: type[Led
 @pytest.mark.parametrize("opened", [Ledger, LedgerReader])
 def test_a_newer_version_is_refused_and_left_alone(path: Path, opened: type[Ledger] | type[LedgerReader]) -> None:
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=2")
+    connection.execute("PRAGMA user_version=3")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="a ledger of version 2, this program writes 1"):
+    with pytest.raises(LedgerError, match="a ledger of version 3, this program writes 2"):
         opened(path)
     assert path.read_bytes() == before
 
@@ -372,7 +372,7 @@ def test_a_request_that_no_fast_writer_takes_is_kept_all_the_same(
     ledger.close()
     with LedgerReader(path) as reader:
         a, b = reader.exchange("a"), reader.exchange("b")
-    assert a == record("a", request={"model": "m", "x": kept}) | {"examinations": []}
+    assert a == record("a", request={"model": "m", "x": kept}) | {"examinations": [], "verdicts": []}
     assert b is not None
     assert b["request"]["x"] == 2**63
     assert ledger.lost == 0

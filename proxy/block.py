@@ -1,0 +1,334 @@
+"""Block mode: drives one exchange's gate, so that no tool call goes out before its verdict.
+
+`Holding` is made when the request arrives (it keeps the mode and the rulebook it began with), has the references
+warmed, and takes the answer's bytes to the client through the gate. Reading from the primary goes on while a verdict
+is worked out; what the primary says is never waited for longer than it takes.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from proxy import refusal
+from proxy.approvals import Answer as Approval
+from proxy.approvals import Approvals
+from proxy.gate import REST, HeldTooMuchError, Signal, StreamGate, calls_of_whole, with_messages
+from proxy.http import Refusal
+from proxy.inject import Removal
+from shadow.countersign import Countersigning
+from shadow.exchange import Choice, Dialect, Request
+from shadow.judge import Case, Judged
+from shadow.tasks import Tasks, Wait
+from shadow.wire import answers
+from validators import ToolCall
+from validators.decision import Opinion, Verdict
+from validators.policy import Action
+
+log = structlog.get_logger("counterproof.block")
+
+Next = Callable[[], Awaitable[bytes]]
+
+
+class Out(Protocol):
+    """The client's side of an answer."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the answer's status is out."""
+
+    async def write(self, data: bytes) -> None:
+        """Sends some of the answer, its head first."""
+
+    async def refuse(self, refused: Refusal) -> None:
+        """Answers with an error instead; only while nothing has begun."""
+
+
+class Record(Protocol):
+    """Who is told what was done with held calls."""
+
+    def judged(self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+        """A choice's calls were decided about; `done` is the action in the contract's words, `waited` in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How refusals are made: `form` message or error, times in seconds (`keepalive` None adds nothing)."""
+
+    form: str = "message"
+    keepalive: float | None = None
+    status_wait: float = 20.0
+    unread_passes: bool = False
+
+
+@dataclass(slots=True)
+class _Fate:
+    """What becomes of one choice: `verdict` None where nothing could be judged; `message` is what is said instead."""
+
+    verdict: Verdict | None
+    done: str
+    message: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What waits to be sent while a refusal may still be an answer of its own."""
+
+    data: list[bytes] = field(default_factory=list)
+    open: bool = False
+
+
+class Holding:
+    """One exchange in block mode. `close` it when the exchange is over."""
+
+    def __init__(
+        self,
+        exchange: str,
+        case: Case,
+        signing: Countersigning,
+        terms: Terms,
+        approvals: Approvals,
+        record: Record,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.exchange, self.case, self.signing, self.terms = exchange, case, signing, terms
+        self.acted = ""
+        self._approvals, self._record, self._clock = approvals, record, clock
+        self._tasks = Tasks("gate")
+        self._judging: dict[int, Wait[_Fate]] = {}
+        self._pending = _Pending(open=not refusal.needs_status(case.request, terms.form))
+        self._turn: asyncio.Lock | None = None  # only where two may write: no lock on the way of plain text
+        self._rest_held = self._over = False
+
+    def warm(self) -> None:
+        """The request is on its way: the references read its prompt, if it may bring calls."""
+        if self.case.request.tool_choice != "none":
+            self.signing.warm()
+
+    async def close(self) -> None:
+        """Ends what is still asked and waited for."""
+        await self._tasks.close()
+        await self.signing.close()
+
+    # --- an answer that streams -------------------------------------------------------------------------------
+
+    async def stream(self, following: Next, removal: Removal | None, out: Out) -> None:
+        """Takes a whole stream to the client; `following` gives the primary's bytes, b"" at their end.
+
+        What `following` raises is raised here: what was held then is gone, and nothing of it went out.
+        """
+        gate = StreamGate(removal)
+        if not self._pending.open or self.terms.keepalive:
+            self._turn = asyncio.Lock()
+            self._tasks.start("minder", self._mind(gate, out))
+        try:
+            while data := await following():
+                await self._send(gate.feed(data), gate, out)
+                self._follow(gate)
+                await self._deliver(gate, out)
+        except HeldTooMuchError:
+            await self._refuse_all(gate, out, refusal.too_large(self.exchange))
+            return
+        await self._send(gate.end(), gate, out)
+        self._follow(gate)
+        if self._rest_held and not self.terms.unread_passes:
+            await self._refuse_all(gate, out, refusal.unread(self.exchange))
+        elif self._rest_held:
+            await self._send(gate.decide(REST, None), gate, out)
+        while self._judging:
+            await asyncio.wait(self._judging.values(), return_when=asyncio.FIRST_COMPLETED)
+            await self._deliver(gate, out)
+        await self._send(b"", gate, out, at_once=True)
+
+    def _follow(self, gate: StreamGate) -> None:
+        """Does what the gate's signals ask for."""
+        request = self.case.request
+        demanded = request.tool_choice in {"required", "named"}
+        stops = bool(request.body.get("stop"))
+        for signal, index in gate.signals():
+            if index == REST:
+                self._rest_held = True
+            elif signal is Signal.CLOSED:
+                self._judging[index] = self._tasks.start(f"judge:{index}", self._judge(gate.choice(index)))
+            elif signal is Signal.RESUMED:
+                self.signing.forget(index)
+            elif signal is Signal.HELD or (demanded if signal is Signal.BEGUN else not stops):
+                self.signing.begin(gate.choice(index))
+
+    async def _deliver(self, gate: StreamGate, out: Out) -> None:
+        """Sends what has been decided."""
+        for index in [index for index, task in self._judging.items() if task.done()]:
+            fate = self._judging.pop(index).result()
+            self._acted(fate)
+            if fate.message is not None and refusal.needs_status(self.case.request, self.terms.form):
+                await self._refuse_as_error(gate, out, fate.message)
+                return
+            if index in gate.undecided():
+                await self._send(gate.decide(index, self._instead(gate, index, fate)), gate, out)
+
+    def _acted(self, fate: _Fate) -> None:
+        if fate.done != "released":
+            self.acted = fate.done
+
+    def _instead(self, gate: StreamGate, index: int, fate: _Fate) -> bytes | None:
+        """What stands in the place of a choice's calls, None where they go out."""
+        begun, unsaid = gate.begun(index), gate.unsaid(index)
+        if fate.message is not None:
+            return refusal.message_events(
+                gate.frame, index, fate.message, begun=begun, said=gate.said(index), unsaid=unsaid
+            )
+        return refusal.call_events(gate.frame, index, fate.calls, begun=begun, unsaid=unsaid) if fate.calls else None
+
+    async def _refuse_all(self, gate: StreamGate, out: Out, message: str) -> None:
+        """Nothing that is held goes out: what cannot be read, or not be held, spoils the calls beside it."""
+        self.acted = "refused"
+        self._stop_judging()
+        if refusal.needs_status(self.case.request, self.terms.form):
+            await self._refuse_as_error(gate, out, message)
+            return
+        fate, held = _Fate(None, "refused", message), gate.undecided()
+        for index in [] if gate.over else gate.unfinished():
+            await self._send(self._instead(gate, index, fate) or b"", gate, out)
+        for index in sorted(held, reverse=True):  # REST last
+            said = b"" if index == REST or gate.over else self._instead(gate, index, fate)
+            await self._send(gate.decide(index, said), gate, out)
+
+    async def _refuse_as_error(self, gate: StreamGate, out: Out, message: str) -> None:
+        """An answer of its own while none has begun; then the stream is read on, for the record only."""
+        self._stop_judging()
+        gate.drop()
+        if out.begun:
+            await self._send(refusal.error_event(message) + gate.flush(), gate, out, at_once=True)
+        else:
+            self._pending.data.clear()
+            self._over = True
+            await out.refuse(refusal.as_status(message))
+
+    def _stop_judging(self) -> None:
+        for task in self._judging.values():
+            task.cancel()
+        self._judging.clear()
+
+    async def _send(self, data: bytes, gate: StreamGate, out: Out, *, at_once: bool = False) -> None:
+        """To the client, or to what waits while a refusal may still be an answer of its own."""
+        if self._over or not (data or at_once):
+            return
+        if self._turn is None:
+            await out.write(data)
+            return
+        async with self._turn:
+            pending = self._pending
+            pending.data.append(data)
+            pending.open = pending.open or at_once or (self.terms.form == "error" and gate.spoke)
+            if pending.open:
+                ready, pending.data = b"".join(pending.data), []
+                await out.write(ready)
+
+    async def _mind(self, gate: StreamGate, out: Out) -> None:
+        """Opens an answer whose verdict takes long, and lets its client know that it is alive, where that is wanted."""
+        if not self._pending.open:
+            await asyncio.sleep(self.terms.status_wait)
+            await self._send(b"", gate, out, at_once=True)
+        while self.terms.keepalive:
+            await asyncio.sleep(self.terms.keepalive)
+            if gate.waiting:
+                index = max(0, *gate.undecided())
+                await self._send(refusal.chunk(gate.frame, index, {}, None), gate, out)
+
+    # --- an answer that does not stream -----------------------------------------------------------------------
+
+    async def whole(self, raw: bytes, body: bytes) -> bytes | Refusal:
+        """A whole answer as the primary sent it (`raw`) and as the client would get it (`body`), judged."""
+        places = calls_of_whole(raw)
+        if places is None and not self.terms.unread_passes:
+            self.acted = "refused"
+            return refusal.as_status(refusal.unread(self.exchange))
+        if not places:
+            return body
+        choices, indices = answers.read(Dialect.CHAT, raw, stream=False).choices, answers.indices(raw)
+        judging = {i: self._tasks.start(f"judge:{i}", self._judge(choices[indices[i]])) for i in places}
+        messages: dict[int, tuple[str, list[dict[str, Any]]]] = {}
+        for place, task in judging.items():
+            fate, text = await task, choices[indices[place]].content
+            self._acted(fate)
+            if fate.message is None:
+                if fate.calls:
+                    messages[place] = (text, refusal.as_calls(fate.calls))
+            elif refusal.needs_status(self.case.request, self.terms.form):
+                return refusal.as_status(fate.message)
+            else:
+                messages[place] = (refusal.after(text, fate.message), [])
+        return with_messages(body, messages) if messages else body
+
+    def refuse_size(self) -> Refusal:
+        """A whole answer is larger than what may be held."""
+        self.acted = "refused"
+        return refusal.as_status(refusal.too_large(self.exchange))
+
+    # --- the verdict ------------------------------------------------------------------------------------------
+
+    async def _judge(self, choice: Choice) -> _Fate:
+        """From a whole choice to what becomes of it. Never raises: what cannot be judged does not go out."""
+        began = self._clock()
+        try:
+            verdict = await self._verdict(choice)
+            fate = await self._fate(choice, verdict)
+        except Exception as error:  # noqa: BLE001  (a fault of ours must not let a call out, nor leave it held)
+            log.error("a call was not judged", exchange=self.exchange, error=type(error).__name__)
+            return _Fate(None, "refused", refusal.unread(self.exchange))
+        self.case.settle(choice.calls, verdict, released=fate.done == "released")
+        judged = Judged(choice.index, choice.calls, verdict)
+        self._record.judged(self.exchange, self.case.request, judged, fate.done, self._clock() - began)
+        return fate
+
+    async def _verdict(self, choice: Choice) -> Verdict:
+        calls = choice.calls
+        own = self.case.own(calls)
+        asked = self.signing.references if self.case.policy.agree else []
+        opinions = {r.name: Opinion(r.name, twin=False, findings=None) for r in asked}
+
+        def decide(*, expired: bool = False) -> Verdict | None:
+            return self.case.decide(calls, own, list(opinions.values()), expired=expired)
+
+        if (verdict := decide()) is not None:
+            return verdict
+        waits = {self.signing.ask(reference, choice, self.case.rulebook.compare): reference for reference in asked}
+        deadline = self._clock() + self.case.verify_timeout(calls)
+        try:
+            while verdict is None and waits and (left := deadline - self._clock()) > 0:
+                done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    name, report = waits.pop(task).name, task.result()
+                    way = report.ways[0] if report.ways else ""
+                    opinions[name] = Opinion(
+                        name, twin=False, findings=tuple(report.findings), calls=report.reference_calls, way=way
+                    )
+                verdict = decide()
+        finally:
+            for task in waits:
+                task.cancel()
+        verdict = verdict or decide(expired=True)
+        assert verdict is not None  # who has not answered will not
+        return verdict
+
+    async def _fate(self, choice: Choice, verdict: Verdict) -> _Fate:
+        tools = [call.name for call in choice.calls]
+        match verdict.action:
+            case Action.RELEASE:
+                return _Fate(verdict, "released")
+            case Action.SUBSTITUTE if verdict.substitute:
+                return _Fate(verdict, "substituted", calls=verdict.substitute)
+            case Action.HOLD:
+                policies = [self.case.policy.of(name) for name in tools]
+                seconds = min((policy.approval_timeout for policy in policies), default=0.0)
+                identity, answer = await self._approvals.ask(self.case, choice.calls, verdict, seconds)
+                if answer is Approval.APPROVED:
+                    return _Fate(verdict, "released")
+                if answer is Approval.DENIED:
+                    return _Fate(verdict, "refused", refusal.denied(tools, self.exchange))
+                return _Fate(verdict, "held", refusal.pending(tools, identity, self.exchange))
+        return _Fate(verdict, "refused", refusal.text(verdict, self.exchange))

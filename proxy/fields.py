@@ -1,0 +1,77 @@
+"""Kinds of values that the configuration is made of."""
+
+import re
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise ValueError("a duration like 500ms, 10s, 5m, 2h or 30d was expected")
+        return float(found.group(1)) * _UNITS[found.group(2)]
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+"""A duration: a number of seconds, or text with a unit."""
+
+
+def _base_url(value: str) -> str:
+    # No message repeats the value: whatever stands there may be a key in the wrong place.
+    if not value.isprintable() or " " in value:
+        raise ValueError("a URL has neither spaces nor line ends")
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise ValueError("not a URL: a host and a port from 0 to 65535 were expected") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("a URL like http://host:8000/v1 was expected")
+    if parts.username or parts.password:
+        raise ValueError("credentials do not belong in the URL; use api_key")
+    if parts.query or parts.fragment:
+        raise ValueError("a base URL has no query and no fragment")
+    return value.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""As OpenAI clients write it: `http://host:8000/v1`."""
+
+
+def _key(value: SecretStr) -> SecretStr:
+    secret = value.get_secret_value()
+    if not secret or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ValueError("a key is printable ASCII without spaces or line ends (one at the end of a file, perhaps?)")
+    return value
+
+
+Key = Annotated[SecretStr, AfterValidator(_key)]
+"""A bearer token that can stand in a header."""
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+Location = tuple[str | int, ...]
+"""Where in the configuration: keys and list positions."""
+
+
+class FaultAt(ValueError):  # noqa: N818  (read as a sentence where it is raised)
+    """A fault of the whole that shows at one place."""
+
+    def __init__(self, at: Location, message: str) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

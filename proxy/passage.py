@@ -1,0 +1,81 @@
+"""One request on its way through the door, and what the mirror is handed of it."""
+
+import time
+from dataclasses import dataclass, field
+from random import getrandbits
+
+from proxy.block import Holding
+from proxy.http import Scope
+from proxy.inject import Injection
+from proxy.pool import Body
+from proxy.routes import Upstream
+from proxy.settings import Mode
+from shadow.exchange import Request, Timings
+from shadow.judge import Case
+from shadow.mirror import Capture
+from shadow.wire import sse
+
+
+@dataclass(slots=True)
+class Passage:
+    """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
+
+    `request` is None where it is not understood, `unread` says that it was too large for that; `copy` is the answer so
+    far, None where none is kept, and `problem` says why.
+    """
+
+    scope: Scope
+    heads: dict[bytes, bytes]
+    to: Upstream
+    id: str = field(default_factory=lambda: f"cp-{getrandbits(128):032x}")  # a name, and no secret
+    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    waited: float = 0.0
+    waiting_since: float | None = None
+    first_byte: float | None = None
+    ended: float = 0.0
+    body: Body = None
+    request: Request | None = None
+    injection: Injection | None = None
+    conversation: str = ""
+    sampled: bool = False
+    unread: bool = False
+    status: int = 0
+    answered: bool = False
+    sse: bool = False
+    copy: list[bytes] | None = None
+    copied: int = 0
+    last: bytes = b""
+    problem: str | None = None
+    mode: Mode = "observe"
+    holding: Holding | None = None
+    answered_by: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether a stream's last event has gone to the client."""
+        return self.sse and self.last.rstrip().endswith(sse.DONE)
+
+    def leave_uncompared(self, problem: str) -> None:
+        """Keeps no copy, for a reason."""
+        self.copy, self.problem = None, problem
+
+
+def capture(passage: Passage, request: Request, case: Case | None) -> Capture:
+    """What the mirror is handed of an exchange that was answered."""
+    holding = passage.holding
+    now = time.monotonic()
+    return Capture(
+        id=passage.id,
+        request=request,
+        body=b"".join(passage.copy or ()),
+        stream=passage.sse,
+        status=passage.answered_by or passage.status,
+        conversation=passage.conversation,
+        began_at=passage.began_at,
+        timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
+        problem=passage.problem,
+        case=case,
+        judged=holding is not None,
+        continued=holding.signing.continued if holding else {},
+    )

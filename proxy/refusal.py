@@ -1,0 +1,206 @@
+"""What a client sees in place of a call that is not let through. Pure.
+
+How clients take each form was observed on seventeen of them; so: a text with `finish_reason: "stop"`, never an empty
+message, never `tool_calls` with an empty list, never a status that SDKs repeat. The text names the tool and why, in
+plain words, and may repeat argument values: it goes to the client whose call it is, and nowhere else.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from proxy.gate import Frame
+from proxy.http import Refusal
+from shadow.exchange import Request
+from validators import Difference, Finding, ToolCall, Word
+from validators.decision import Verdict
+
+PREFIX = "[counterproof] "
+STATUS = 422
+"""One request and a typed exception in every client that was seen."""
+
+_KIND = "tool_call_refused"
+_MOST_REASONS = 5
+_MOST_CHARACTERS = 160  # of one value or one reason
+_NO_VALUE = "absent"
+
+_WITHOUT_REFERENCE = {
+    "unknown_tool": "this request offers no such tool",
+    "not_json": "its arguments are not JSON",
+    "unclosed": "its arguments end before they are whole",
+    "not_an_object": "its arguments are no JSON object",
+    "too_deep": "its arguments nest too deep",
+    "schema_unusable": "its arguments could not be checked: the tool's own schema is not usable",
+    "repeated": "the same call was made before",
+    "refused_before": "the same call was refused before, and nothing of it has changed",
+}
+_DIFFERS = {
+    "name": "the reference configuration of this model, on the same history, calls another tool",
+    "no_call": "the reference configuration of this model, on the same history, makes no tool call here",
+    "missing": "the reference configuration of this model, on the same history, makes one more call",
+    "extra": "the reference configuration of this model, on the same history, does not make this call",
+}
+_ACTED_ON = {
+    Word.NEAR_TIE: "the model was close to another choice here",
+    Word.SAMPLED_CHOICE: "sampling chose what is not the model's first choice here",
+    Word.MATCH: "this tool's calls need more than a second opinion",
+    Word.EQUIVALENT: "this tool's calls need more than a second opinion",
+}
+
+
+def text(verdict: Verdict, exchange: str) -> str:
+    """The refusal of a choice's calls, with its prefix."""
+    findings = [finding for _shadow, finding in verdict.findings if finding.word is verdict.word]
+    return _text(_named(findings, verdict), _reasons(findings, verdict), exchange)
+
+
+def unread(exchange: str) -> str:
+    """The refusal of what cannot be read as an answer, and so not be checked for calls."""
+    return f"{PREFIX}The model server's answer could not be checked for tool calls, and is held back. ({exchange})"
+
+
+def too_large(exchange: str) -> str:
+    """The refusal of calls that outgrew what may be held."""
+    return f"{PREFIX}The tool call is larger than can be checked here, and is held back. ({exchange})"
+
+
+def pending(tools: Sequence[str], approval: str, exchange: str) -> str:
+    """What is said of a call that waited for a person in vain."""
+    return (
+        f"{PREFIX}The call of {_list(tools)} needs a person's approval ({approval}), and nobody has decided yet. "
+        f"Nothing was executed. Once it is approved, the same call may be made again, unchanged. ({exchange})"
+    )
+
+
+def denied(tools: Sequence[str], exchange: str) -> str:
+    """What is said of a call that a person denied."""
+    return (
+        f"{PREFIX}A person has denied the call of {_list(tools)}. Nothing was executed. Do not repeat it unchanged. "
+        f"({exchange})"
+    )
+
+
+def _text(tools: str, reasons: Sequence[str], exchange: str) -> str:
+    return (
+        f"{PREFIX}The call of {tools} was refused: {'; '.join(reasons)}. Nothing was executed. "
+        f"Do not repeat this call unchanged. ({exchange})"
+    )
+
+
+def _named(findings: Iterable[Finding], verdict: Verdict) -> str:
+    tools = [finding.tool for finding in findings] or [finding.tool for _, finding in verdict.findings]
+    return _list(list(dict.fromkeys(tools)))
+
+
+def _list(tools: Sequence[str]) -> str:
+    shown = [_short(tool, 80) or "a tool without a name" for tool in tools[:_MOST_REASONS]]
+    return ", ".join(shown) + (" and more" if len(tools) > _MOST_REASONS else "") or "a tool"
+
+
+def _reasons(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
+    told = list(dict.fromkeys(reason for finding in findings for reason in _reason(finding)))
+    if verdict.why == "substitute_refused":
+        told.append("what the reference calls instead is not allowed either")
+    return told[:_MOST_REASONS] or [_short(verdict.why or verdict.word.value)]
+
+
+def _reason(finding: Finding) -> list[str]:
+    """One finding in plain words: a line each for what differs."""
+    if finding.detail:
+        at = f"{finding.where}: " if finding.where else ""
+        return [_short(at + finding.detail)]
+    if finding.word is Word.UNVERIFIED and finding.reason not in _WITHOUT_REFERENCE:
+        return [f"no second opinion could be had ({finding.reason})"]
+    if finding.word is Word.MISMATCH and finding.differences:
+        return [_difference(difference) for difference in finding.differences[:_MOST_REASONS]]
+    known = _WITHOUT_REFERENCE.get(finding.reason) or _DIFFERS.get(finding.reason) or _ACTED_ON.get(finding.word)
+    return [known or _short(finding.reason or finding.word.value)]
+
+
+def _difference(difference: Difference) -> str:
+    ours, theirs = (_value(difference, side) for side in ("primary", "reference"))
+    return f"argument {_short(difference.pointer)} is {ours}, where the reference configuration has {theirs}"
+
+
+def _value(difference: Difference, side: str) -> str:
+    if difference.side.value not in {"changed", f"only_{side}"}:
+        return _NO_VALUE
+    value = getattr(difference, side)
+    try:
+        return _short(orjson.dumps(value, default=str).decode())
+    except orjson.JSONEncodeError:
+        return _short(str(value))
+
+
+def _short(text_: str, most: int = _MOST_CHARACTERS) -> str:
+    plain = " ".join(text_.split())
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
+
+
+# --- in each form -----------------------------------------------------------------------------------------------------
+
+
+def needs_status(request: Request, form: str) -> bool:
+    """Whether a refusal must be an error: asked for, or because a text would make the agent ask again forever."""
+    return form == "error" or request.tool_choice in {"required", "named"}
+
+
+def as_status(message: str) -> Refusal:
+    """The refusal as an answer of its own, while nothing was sent."""
+    return Refusal(STATUS, _KIND, message.removeprefix(PREFIX), code=_KIND)
+
+
+def error_event(message: str) -> bytes:
+    """The refusal as an error inside a stream."""
+    error = {"message": message, "type": _KIND, "param": None, "code": _KIND}
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+
+def after(said: str, message: str) -> str:
+    """A text that goes on with the refusal."""
+    return said + ("\n\n" if said and not said.endswith("\n") else "") + message
+
+
+def message_events(frame: Frame, index: int, message: str, *, begun: bool, said: str, unsaid: str = "") -> bytes:
+    """The refusal as a choice's text and its end.
+
+    What was `said` before stays, what is still `unsaid` is said now; `begun`: the client knows of the choice.
+    """
+    role = {} if begun else {"role": "assistant"}
+    content = unsaid + after(said + unsaid, message)[len(said) + len(unsaid) :]
+    return chunk(frame, index, role | {"content": content}, None) + chunk(frame, index, {}, "stop")
+
+
+def call_events(frame: Frame, index: int, calls: Sequence[ToolCall], *, begun: bool, unsaid: str = "") -> bytes:
+    """Other calls as a choice's own, and its end."""
+    first: dict[str, Any] = {} if begun else {"role": "assistant"}
+    if unsaid:
+        first["content"] = unsaid
+    deltas = [{"index": i} | call for i, call in enumerate(as_calls(calls))]
+    return chunk(frame, index, first | {"tool_calls": deltas}, None) + chunk(frame, index, {}, "tool_calls")
+
+
+def as_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Calls as a message holds them."""
+    return [
+        {
+            "id": call.id or f"chatcmpl-tool-{uuid4().hex}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+        }
+        for call in calls
+    ]
+
+
+def chunk(frame: Frame, index: int, delta: dict[str, Any], finish: str | None) -> bytes:
+    """One chunk of a chat stream."""
+    value = {
+        "id": frame.id,
+        "object": "chat.completion.chunk",
+        "created": frame.created,
+        "model": frame.model,
+        "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }
+    return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -1,0 +1,164 @@
+"""Is a choice's call allowed, and what becomes of it: schema, rules, repeats and references, under one policy.
+
+The one path that the gate, the mirror and offline acceptance take from an answer to a verdict. Pure but for what
+repeats remember.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from validators.rules import RequestFacts, Rule, Sets, check, holds
+from validators.schema import Schemas
+
+from shadow.compare import leaked_calls
+from shadow.exchange import Choice, Request
+from validators import Arguments, ComparePolicy, Finding, ToolCall, Word, parse_arguments
+from validators.decision import WANTS_PERSON, Opinion, Verdict, decide
+from validators.policy import Action, Policy
+from validators.repeats import Repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """What calls are judged by: one version of the policy, and what it looks things up in."""
+
+    policy: Policy[Rule]
+    version: str = ""
+    headers: tuple[str, ...] = ()
+    schemas: Schemas = field(default_factory=Schemas)
+    sets: Sets = field(default_factory=Sets)
+    repeats: Repeats = field(default_factory=lambda: Repeats(clock=time.monotonic))
+
+    def compare(self, tool: str) -> ComparePolicy:
+        """What of a tool's arguments counts."""
+        return self.policy.of(tool).compare
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One choice and what was decided about its calls."""
+
+    choice: int
+    calls: tuple[ToolCall, ...]
+    verdict: Verdict
+
+
+class Case:
+    """One request under the rulebook that was in force when it arrived.
+
+    `scope` is whose calls are each other's repeats (credential and conversation), `body` the request's raw bytes: the
+    same bytes again are a repeated request, not a repeated call.
+    """
+
+    def __init__(
+        self, rulebook: Rulebook, request: Request, body: bytes, scope: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.rulebook, self.request, self.scope = rulebook, request, scope
+        self._functions = {str(tool["name"]): tool for tool in request.tools}
+        user = request.body.get("user")
+        self._facts = RequestFacts(request.model, user if isinstance(user, str) else None, dict(headers or {}))
+        self._body = body
+        self._fingerprint: bytes | None = None
+        self._history: list[ToolCall] | None = None
+
+    @property
+    def policy(self) -> Policy[Rule]:
+        """The policy in force."""
+        return self.rulebook.policy
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Tells this request from every other."""
+        if self._fingerprint is None:
+            self._fingerprint = hashlib.blake2b(self._body, digest_size=16).digest()
+        return self._fingerprint
+
+    @property
+    def history(self) -> list[ToolCall]:
+        """The calls that the request's own messages hold."""
+        if self._history is None:
+            self._history = _history(self.request)
+        return self._history
+
+    def own(self, calls: Sequence[ToolCall]) -> list[Finding]:
+        """What can be said of calls without any reference, in the order of the calls."""
+        found: list[Finding] = []
+        for i, call in enumerate(calls):
+            found += self._of_call(i, call, parse_arguments(call.arguments))
+        return found + self.rulebook.repeats.findings(self.scope, self.fingerprint, self.history, calls, self.policy.of)
+
+    def _of_call(self, i: int, call: ToolCall, arguments: Arguments) -> list[Finding]:
+        function = self._functions.get(call.name)
+        if function is None:
+            return [Finding(Word.INVALID, call.name, i, "unknown_tool")]
+        if arguments.problem:
+            return [Finding(Word.INVALID, call.name, i, arguments.problem)]
+        found = self.rulebook.schemas.findings(function, i, call, arguments)
+        rules = self.policy.of(call.name).rules
+        if rules:
+            found += check(rules, call.name, i, arguments, self._facts, self.rulebook.sets)
+        return found
+
+    def leaks(self, choice: Choice) -> list[Finding]:
+        """Calls that stand in plain text. They are told and counted; no client takes them for calls."""
+        leaked = leaked_calls(choice.content, self.request.tool_names)
+        return [Finding(Word.INVALID, name, None, "leaked_markup") for name in leaked]
+
+    def wants_person(self, calls: Sequence[ToolCall]) -> list[bool]:
+        """Per call: does its tool's policy ask for a person's yes. What cannot be evaluated does."""
+        return [self._wants(call) for call in calls]
+
+    def _wants(self, call: ToolCall) -> bool:
+        approve = self.policy.of(call.name).approve
+        if approve is None:
+            return False
+        arguments = parse_arguments(call.arguments)
+        return holds(approve, call.name, arguments, self._facts, self.rulebook.sets) is not False
+
+    def decide(
+        self, calls: Sequence[ToolCall], own: Sequence[Finding], opinions: Sequence[Opinion], *, expired: bool
+    ) -> Verdict | None:
+        """What becomes of a choice's calls; None while it is not decided."""
+        return decide(
+            self.policy,
+            calls,
+            own,
+            opinions,
+            expired=expired,
+            wants_person=self.wants_person(calls),
+            check_substitute=self._check_substitute,
+        )
+
+    def _check_substitute(self, calls: Sequence[ToolCall]) -> list[Finding]:
+        asks = zip(calls, self.wants_person(calls), strict=True)
+        wants = [Finding(Word.MATCH, call.name, i, WANTS_PERSON) for i, (call, asked) in enumerate(asks) if asked]
+        return self.own(calls) + wants
+
+    def verify_timeout(self, calls: Sequence[ToolCall]) -> float:
+        """Seconds that references have for these calls, from their end on."""
+        return min((self.policy.of(call.name).verify_timeout for call in calls), default=0.0)
+
+    def settle(self, calls: Sequence[ToolCall], verdict: Verdict, *, released: bool) -> None:
+        """Remembers what went out, and what did not."""
+        repeats, fingerprint = self.rulebook.repeats, self.fingerprint
+        if not released:
+            repeats.refused(self.scope, fingerprint, calls)
+        sent = verdict.substitute if verdict.action is Action.SUBSTITUTE else calls if released else ()
+        if sent:
+            repeats.released(self.scope, fingerprint, sent, self.policy.of)
+
+
+def _history(request: Request) -> list[ToolCall]:
+    messages = request.body.get("messages")
+    found = []
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function: Any = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                arguments = function.get("arguments")
+                found.append(ToolCall(function["name"], arguments if isinstance(arguments, str) else ""))
+    return found

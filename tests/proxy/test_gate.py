@@ -1,0 +1,174 @@
+"""The gate on the leak corpus: refused, nothing of a call goes out; released, the client gets what observe mode sends."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from proxy import refusal
+from proxy.cut import Nulls
+from proxy.gate import REST, Signal, StreamGate, calls_of_whole, with_messages
+from proxy.inject import Removal
+from shadow.exchange import Dialect
+from shadow.wire import answers, sse
+from tests.proxy.leakstreams import CORPUS, LeakStream, leaked
+
+SHORT = [stream for stream in CORPUS if not stream.long]
+REFUSED = "[counterproof] no"
+_NULLS = Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids", b"logprobs"}), drop_empty=True)
+
+
+def removal() -> Removal:
+    return Removal(_NULLS)
+
+
+def refused(gate: StreamGate, index: int) -> bytes:
+    said = gate.said(index)
+    return refusal.message_events(
+        gate.frame, index, REFUSED, begun=gate.begun(index), said=said, unsaid=gate.unsaid(index)
+    )
+
+
+def through(pieces: Iterator[bytes] | list[bytes], *, release: bool, removing: Removal | None = None) -> bytes:
+    """What a client gets where every call is decided as soon as it is whole."""
+    gate, out = StreamGate(removing), []
+
+    def follow() -> None:
+        for signal, index in gate.signals():
+            if signal is Signal.CLOSED and index in gate.undecided():
+                out.append(gate.decide(index, None if release else refused(gate, index)))
+
+    for piece in pieces:
+        out.append(gate.feed(piece))
+        follow()
+    out.append(gate.end())
+    rest = REST in gate.undecided()
+    if rest and not release:
+        out += [refused(gate, index) for index in ([] if gate.over else gate.unfinished())]
+        held = [index for index in gate.undecided() if index != REST]
+        out += [gate.decide(index, b"" if gate.over else refused(gate, index)) for index in held]
+        out.append(gate.decide(REST, b""))
+    follow()
+    if rest and release:
+        out.append(gate.decide(REST, None))
+    assert not gate.waiting
+    return b"".join(out)
+
+
+def contents(sent: bytes) -> dict[int, str]:
+    """All text by choice, as a reader that takes what it can reads it."""
+    found: dict[int, str] = {}
+    for block in [*sse.Splitter().feed(sent)]:
+        value = answers.read_object(sse.data_of(block) or b"")
+        for choice in (value or {}).get("choices") or []:
+            if isinstance(choice, dict) and isinstance(choice.get("delta"), dict):
+                index = choice.get("index", 0)
+                found[index] = found.get(index, "") + (choice["delta"].get("content") or "")
+    return found
+
+
+def check_refused(stream: LeakStream, sent: bytes) -> None:
+    assert leaked(sent, stream) is None
+    assert sent.startswith(stream.body[: stream.clear].removesuffix(b"\n"))  # half of a CRLF comes with what follows
+    texts = contents(sent)
+    for index, text in stream.text.items():
+        assert texts.get(index, "").startswith(text)
+    if stream.usage and stream.verdictable:
+        assert stream.usage in sent
+    if stream.error:
+        assert stream.error in sent
+    if stream.done:
+        assert b"[DONE]" in sent
+
+
+@pytest.mark.parametrize("stream", CORPUS, ids=[stream.name for stream in CORPUS])
+def test_a_refused_stream_keeps_its_calls(stream: LeakStream) -> None:
+    sent = through([stream.body], release=False)
+    check_refused(stream, sent)
+    if stream.injected:
+        check_refused(stream, through([stream.injected], release=False, removing=removal()))
+
+
+@pytest.mark.parametrize("stream", CORPUS, ids=[stream.name for stream in CORPUS])
+def test_a_released_stream_is_what_observe_mode_sends(stream: LeakStream) -> None:
+    sent = through([stream.body], release=True)
+    if stream.error and stream.calls:
+        return  # held when the primary failed: see below
+    if stream.options.n == 1:
+        assert sent == stream.body
+    else:  # choices are held by themselves
+        assert sorted(sse.Splitter().feed(sent)) == sorted(sse.Splitter().feed(stream.body))
+    if stream.injected:
+        assert sorted(through([stream.injected], release=True, removing=removal())) == sorted(sent)
+
+
+@pytest.mark.parametrize("stream", SHORT, ids=[stream.name for stream in SHORT])
+def test_a_stream_that_comes_byte_by_byte(stream: LeakStream) -> None:
+    pieces = [stream.body[i : i + 1] for i in range(len(stream.body))]
+    check_refused(stream, through(pieces, release=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", SHORT, ids=[stream.name for stream in SHORT])
+def test_a_stream_cut_at_every_byte(stream: LeakStream) -> None:
+    body = stream.body
+    whole = through([body], release=False)
+    seen = set()
+    for at in range(1, len(body)):
+        seen.add(through([body[:at], body[at:]], release=False))
+        assert leaked(through([body[:at]], release=False), stream) is None  # and one that ends there
+    for sent in seen:
+        check_refused(stream, sent)
+    if b"\r" not in body:
+        assert seen == {whole}
+
+
+def test_held_bytes_go_out_in_their_own_order() -> None:
+    stream = next(stream for stream in CORPUS if stream.name == "hermes")
+    gate = StreamGate(None)
+    first = gate.feed(stream.body)
+    assert first == stream.body[: stream.clear]
+    assert gate.undecided() == [0]
+    assert gate.decide(0, None) == stream.body[stream.clear :]
+
+
+def test_what_is_in_no_key_is_text() -> None:
+    text = 'data: {"choices":[{"index":0,"delta":{"content":"the \\"tool_calls\\" key, \\u0041"}}]}\n\n'.encode()
+    gate = StreamGate(None)
+    assert gate.feed(text) == text
+    assert not gate.waiting
+
+
+WHOLE = {
+    "none": (b'{"choices":[{"index":0,"message":{"content":"x","tool_calls":[]}}]}', []),
+    "one": (b'{"choices":[{"index":0,"message":{"tool_calls":[{"function":{"name":"f"}}]}}]}', [0]),
+    "second": (b'{"choices":[{"message":{}},{"message":{"tool_calls":[{"function":{"name":"f"}}]}}]}', [1]),
+    "older": (b'{"choices":[{"index":0,"message":{"function_call":{"name":"f"}}}]}', [0]),
+    "escaped": (b'{"choices":[{"index":0,"message":{"tool\\u005fcalls":[{"id":"a"}]}}]}', [0]),
+    "in text": (b'{"choices":[{"index":0,"message":{"content":"tool_calls"}}]}', []),
+    "elsewhere": (b'{"choices":[{"index":0,"message":{}}],"tool_calls":[{"id":"a"}]}', None),
+    "in a delta": (b'{"choices":[{"index":0,"message":{},"delta":{"tool_calls":[{"id":"a"}]}}]}', None),
+    "twice": (b'{"choices":[{"message":{"tool_calls":[{"id":"a"}]},"message":{}}]}', None),
+    "not JSON": (b"<html>", None),
+    "a list": (b'[{"tool_calls":[1]}]', None),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_where_a_whole_answer_holds_calls(name: str) -> None:
+    body, places = WHOLE[name]
+    assert calls_of_whole(body) == places
+
+
+def test_a_whole_answer_gets_another_message() -> None:
+    body = (
+        b'{"id":"c","n":123456789012345678901234567890, "choices": [ {"index":0,"message":{"content":"hi"}} ,'
+        b'{"index":1,"message":{"tool_calls":[{"function":{"name":"f"}}]},"finish_reason":"tool_calls"}],"usage":{"a":1}}'
+    )
+    sent = with_messages(body, {1: ("no", [])})
+    assert sent.startswith(b'{"id":"c","n":123456789012345678901234567890, "choices": [ {"index":0')
+    assert sent.endswith(b'],"usage":{"a":1}}')
+    choice = json.loads(sent)["choices"][1]
+    assert choice["message"] == {"role": "assistant", "content": "no"}
+    assert choice["finish_reason"] == "stop"
+    assert not answers.read(Dialect.CHAT, sent, stream=False).choices[1].calls

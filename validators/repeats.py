@@ -1,0 +1,294 @@
+"""Has this call been made, or refused, before in this conversation: idempotency by the calls' hashes.
+
+Only hashes of calls are kept, no content. What is kept is kept in this process, bounded in number and in time; where
+it is forgotten a history still tells, so that forgetting never releases what a client itself says it has done.
+"""
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Protocol
+
+from validators.calls import EXACT, ComparePolicy, ToolCall, canonical, parse_arguments
+from validators.policy import RepeatPolicy, ToolPolicy, normalised
+from validators.verdict import Finding, Word
+
+PolicyOf = Callable[[str], ToolPolicy[Any]]
+
+_MAX_TEXT, _MAX_PARTS = 65_536, 4_096
+"""Arguments of more characters or more values than this are compared by their text, not as JSON values."""
+
+_MAX_HISTORY, _CALL_COST = 16_384, 8
+"""How much of a history is looked at, the newest calls first: a unit is a value or 1024 characters, a call 8 more."""
+
+
+class RepeatStore(Protocol):
+    """What remembers calls. `scope` is a credential and a conversation, `fingerprint` tells requests apart.
+
+    What a request with the same fingerprint did never counts: an HTTP client sent it again.
+    """
+
+    def findings(
+        self,
+        scope: str,
+        fingerprint: bytes,
+        history: Sequence[ToolCall],
+        calls: Sequence[ToolCall],
+        policy_of: PolicyOf,
+    ) -> list[Finding]:
+        """A `repeat` for each call that was made before (reason `repeated`) or refused before (`refused_before`)."""
+
+    def released(self, scope: str, fingerprint: bytes, calls: Sequence[ToolCall], policy_of: PolicyOf) -> None:
+        """Remembers calls that went out to the client."""
+
+    def refused(self, scope: str, fingerprint: bytes, calls: Sequence[ToolCall]) -> None:
+        """Remembers calls that were refused for themselves: a verdict's `remember`, or a person's no."""
+
+
+def whole_mark(call: ToolCall, secret: bytes = b"") -> bytes:
+    """A hash of a call with all its arguments, exactly; 16 bytes."""
+    return _mark(call, None, EXACT, secret)
+
+
+def repeat_mark(call: ToolCall, tool: ToolPolicy[Any], secret: bytes = b"") -> bytes:
+    """A hash of what of a call makes it the same call again by its tool's policy; 16 bytes.
+
+    Those are the values at the policy's key, or all arguments where it has none or where the call has nothing at any of
+    its places; compared under the tool's compare policy. Arguments that cannot be read count by their text.
+    """
+    return _mark(call, tool.repeat, tool.compare, secret)
+
+
+def _mark(call: ToolCall, repeat: RepeatPolicy | None, compare: ComparePolicy, secret: bytes) -> bytes:
+    name = normalised(call.name) or call.name
+    short = len(call.arguments) <= _MAX_TEXT and _parts(call.arguments) <= _MAX_PARTS
+    arguments = parse_arguments(call.arguments) if short else None
+    if arguments is None or arguments.problem:
+        form: object = ("text", call.arguments)
+    else:
+        value = _chosen(arguments.value, repeat.key) if repeat else arguments.value
+        form = canonical(value, compare)
+    return hashlib.blake2b(_encode((name, form)), digest_size=16, key=secret).digest()
+
+
+def _parts(text: str) -> int:
+    """At least as many as there are values in a JSON text: reading and encoding them is what takes time."""
+    return 1 + text.count(",") + text.count("[") + text.count("{")
+
+
+def _cost(text: str) -> int:
+    """What looking at a call with these arguments costs, in units of `_MAX_HISTORY`."""
+    return _CALL_COST + len(text) // 1024 + min(_parts(text), _MAX_PARTS)
+
+
+def _chosen(value: dict[str, Any], key: Iterable[str]) -> dict[str, Any]:
+    """Only what stands at the pointers, each in its place (arrays on the way become objects); all if nothing does."""
+    chosen: dict[str, Any] = {}
+    for pointer in sorted(key):  # what lies deeper comes after what holds it
+        path = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        found: Any = value
+        for part in path:
+            found = _step(found, part)
+        if found is not _ABSENT:
+            _put(chosen, path, found)
+    return chosen or value
+
+
+_ABSENT = object()
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def _step(value: Any, part: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(part, _ABSENT)
+    if isinstance(value, list) and _INDEX.fullmatch(part) and int(part) < len(value):
+        return value[int(part)]
+    return _ABSENT
+
+
+def _put(chosen: dict[str, Any], path: Sequence[str], found: Any) -> None:
+    place = chosen
+    for part in path[:-1]:
+        below = place.setdefault(part, {})
+        if not isinstance(below, dict):
+            return
+        place = below
+    place[path[-1]] = found
+
+
+def _encode(form: object) -> bytes:
+    """A canonical form as bytes, one text for equal forms: every part with its kind and length, sets in byte order."""
+    match form:
+        case str():
+            kind, body = b"s", form.encode("utf-8", "surrogatepass")
+        case Decimal():
+            kind, body = b"d", _digits(form).encode()
+        case int():
+            kind, body = b"i", str(form).encode()
+        case tuple():
+            kind, body = b"t", b"".join(_encode(part) for part in form)
+        case frozenset():
+            kind, body = b"f", b"".join(sorted(_encode(part) for part in form))
+        case _:
+            raise TypeError(f"not part of a canonical form: {type(form).__name__}")
+    return b"%b%d:%b" % (kind, len(body), body)
+
+
+def _digits(number: Decimal) -> str:
+    """One text for equal numbers, however they are written and however long: `normalize` would round them."""
+    if not number:
+        return "0"
+    mantissa, _, exponent = f"{number:E}".partition("E")  # one digit before the point: the exponent is the number's own
+    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """When which request last had which call released or refused, oldest first, and until when that is kept."""
+
+    released: OrderedDict[tuple[bytes, bytes], float] = field(default_factory=OrderedDict)
+    refused: OrderedDict[tuple[bytes, bytes], float] = field(default_factory=OrderedDict)
+    until: float = 0.0
+
+
+class Repeats:
+    """A `RepeatStore` in this process. Not for several threads.
+
+    `clock` gives monotonic seconds; one that goes back lets things be remembered for longer. At most
+    `most_conversations` are kept, the longest unused are forgotten first, and of each the latest `most_calls` released
+    and as many refused ones. A refusal is remembered for `remember` seconds, a conversation for `forget` seconds after
+    it was last looked at, or for the longest window that a released call had. `secret` (up to 64 bytes) keys the
+    hashes. Raises ValueError.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        most_conversations: int = 4096,
+        most_calls: int = 64,
+        remember: float = 3600.0,
+        forget: float = 86_400.0,
+        secret: bytes = b"",
+    ) -> None:
+        if most_conversations < 1 or most_calls < 1:
+            raise ValueError("what remembers nothing finds no repeats")
+        self._clock, self._secret = clock, secret
+        self._most_conversations, self._most_calls = most_conversations, most_calls
+        self._remember, self._forget = remember, forget
+        self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
+
+    @property
+    def conversations(self) -> int:
+        """How many conversations are remembered."""
+        return len(self._conversations)
+
+    def findings(
+        self,
+        scope: str,
+        fingerprint: bytes,
+        history: Sequence[ToolCall],
+        calls: Sequence[ToolCall],
+        policy_of: PolicyOf,
+    ) -> list[Finding]:
+        """A `repeat` for each call that was made before, and for each that was refused, as `RepeatStore` has it.
+
+        Refused before counts for every tool and with all arguments unchanged. Made before counts for tools with a
+        repeat policy: a second time in this answer; within the window in this conversation; or in `history` (the calls
+        that the request's own messages tell, oldest first), unless its last release is known and the window over.
+        """
+        now = self._clock()
+        known = self._touch(scope, now)
+        refused = _by_others(known.refused, fingerprint) if known else {}
+        released = _by_others(known.released, fingerprint) if known else {}
+        told = self._told(history, calls, policy_of)
+        found, in_answer = [], set[bytes]()
+        for i, call in enumerate(calls):
+            if refused and now - refused.get(whole_mark(call, self._secret), float("-inf")) <= self._remember:
+                found.append(Finding(Word.REPEAT, call.name, i, "refused_before", detail=_REFUSED))
+            tool = policy_of(call.name)
+            if tool.repeat is None:
+                continue
+            mark = repeat_mark(call, tool, self._secret)
+            recent = now - released[mark] <= tool.repeat.window if mark in released else mark in told
+            if mark in in_answer or recent:
+                detail = _TWICE if mark in in_answer else _MADE
+                found.append(Finding(Word.REPEAT, call.name, i, "repeated", detail=detail))
+            in_answer.add(mark)
+        return found
+
+    def released(self, scope: str, fingerprint: bytes, calls: Sequence[ToolCall], policy_of: PolicyOf) -> None:
+        """Remembers calls that went out to the client; only those of tools with a repeat policy are kept."""
+        tools = [(call, policy_of(call.name)) for call in calls]
+        windows = [tool.repeat.window for _, tool in tools if tool.repeat]
+        if windows:
+            marks = [repeat_mark(call, tool, self._secret) for call, tool in tools if tool.repeat]
+            known, now = self._open(scope, max(self._forget, *windows))
+            self._note(known.released, marks, fingerprint, now)
+
+    def refused(self, scope: str, fingerprint: bytes, calls: Sequence[ToolCall]) -> None:
+        """Remembers calls that were refused for themselves: a verdict's `remember`, or a person's no."""
+        if calls:
+            known, now = self._open(scope, max(self._forget, self._remember))
+            self._note(known.refused, [whole_mark(call, self._secret) for call in calls], fingerprint, now)
+
+    def _told(self, history: Sequence[ToolCall], calls: Sequence[ToolCall], policy_of: PolicyOf) -> set[bytes]:
+        """The marks of a history's calls to the tools that are called now and have a repeat policy."""
+        wanted = {normalised(call.name) for call in calls if policy_of(call.name).repeat}
+        marks, left = set[bytes](), _MAX_HISTORY
+        for call in reversed(history) if wanted else ():
+            tool = policy_of(call.name)
+            if tool.repeat is None or normalised(call.name) not in wanted:
+                continue
+            left -= _cost(call.arguments)
+            if left < 0:
+                break
+            marks.add(repeat_mark(call, tool, self._secret))
+        return marks
+
+    def _touch(self, scope: str, now: float) -> _Conversation | None:
+        known = self._conversations.get(scope)
+        if known is None or now > known.until:
+            self._conversations.pop(scope, None)
+            return None
+        known.until = max(known.until, now + self._forget)
+        self._conversations.move_to_end(scope)
+        return known
+
+    def _open(self, scope: str, keep: float) -> tuple[_Conversation, float]:
+        """The conversation, made where it is new, and the time; forgets what is over or too much."""
+        now = self._clock()
+        known = self._touch(scope, now) or self._conversations.setdefault(scope, _Conversation())
+        known.until = max(known.until, now + keep)
+        while len(self._conversations) > self._most_conversations or self._first_is_over(now):
+            self._conversations.popitem(last=False)
+        return known, now
+
+    def _first_is_over(self, now: float) -> bool:
+        return now > next(iter(self._conversations.values())).until
+
+    def _note(
+        self, notes: OrderedDict[tuple[bytes, bytes], float], marks: Iterable[bytes], fingerprint: bytes, now: float
+    ) -> None:
+        for mark in marks:
+            notes[mark, fingerprint] = now
+            notes.move_to_end((mark, fingerprint))
+        while len(notes) > self._most_calls:
+            notes.popitem(last=False)
+
+
+_REFUSED = "this call was refused earlier in this conversation and came again unchanged"
+_MADE = "the same call was made earlier in this conversation"
+_TWICE = "this answer makes the same call more than once"
+
+
+def _by_others(notes: Mapping[tuple[bytes, bytes], float], fingerprint: bytes) -> dict[bytes, float]:
+    """When each call was last noted by a request other than this one."""
+    latest: dict[bytes, float] = {}
+    for (mark, by), when in notes.items():
+        if by != fingerprint:
+            latest[mark] = max(when, latest.get(mark, when))
+    return latest

@@ -96,7 +96,7 @@ class Case:
             return [Finding(Word.INVALID, call.name, i, "unknown_tool")]
         if arguments.problem:
             return [Finding(Word.INVALID, call.name, i, arguments.problem)]
-        found = self.rulebook.schemas.findings(function, i, call, arguments)
+        found = self.rulebook.schemas.findings(function, i, arguments)
         rules = self.policy.of(call.name).rules
         if rules:
             found += check(rules, call.name, i, arguments, self._facts, self.rulebook.sets)

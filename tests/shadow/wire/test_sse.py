@@ -309,3 +309,16 @@ def test_giving_a_block_with_mixed_line_ends_its_own_payload_changes_no_byte(blo
     payload = sse.data_of(block)
     assert payload is not None
     assert sse.with_data(block, payload) == block
+
+
+def test_a_mark_after_a_crlf_that_was_cut_is_no_part_of_the_field() -> None:
+    block = b"\n\xef\xbb\xbfdata: {}\r\n\r\n"
+    assert sse.data_of(block) == b"{}"
+    assert sse.with_data(block, b"[]") == b"\n\xef\xbb\xbfdata: []\r\n\r\n"
+
+
+def test_a_mark_within_a_block_makes_no_data_line() -> None:
+    block = b"event: x\n\xef\xbb\xbfdata: no\ndata: {}\n\n"
+    assert sse.data_of(block) == b"{}"
+    assert sse.with_data(block, b"[]") == b"event: x\n\xef\xbb\xbfdata: no\ndata: []\n\n"
+    assert sse.with_data(b"\xef\xbb\xbfdata\n\n", b"[]") == b"\xef\xbb\xbfdata:[]\n\n"

@@ -144,8 +144,8 @@ class Case:
     def settle(self, calls: Sequence[ToolCall], verdict: Verdict, *, released: bool) -> None:
         """Remembers what went out, and what did not."""
         repeats, fingerprint = self.rulebook.repeats, self.fingerprint
-        if not released:
-            repeats.refused(self.scope, fingerprint, calls)
+        if not released:  # only the calls that were refused themselves: those beside them did nothing
+            repeats.refused(self.scope, fingerprint, [calls[i] for i in verdict.remember])
         sent = verdict.substitute if verdict.action is Action.SUBSTITUTE else calls if released else ()
         if sent:
             repeats.released(self.scope, fingerprint, sent, self.policy.of)

@@ -59,14 +59,12 @@ def data_of(block: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def _begin(block: bytes) -> int:
-    """Where a block's first line begins: after half a CRLF that is left of the block before, and a byte order mark."""
-    return len(block) - len(block.removeprefix(b"\n").removeprefix(_BOM))
-
-
 def _lines(block: bytes) -> list[bytes]:
-    # A line `data` without a colon is a data line with an empty value.
-    lines = _LINE_END.split(block[_begin(block) :])
+    """A block's lines, each without a byte order mark before it: where a block begins depends on the transport's cuts.
+
+    A line `data` without a colon is a data line with an empty value.
+    """
+    lines = [line.removeprefix(_BOM) for line in _LINE_END.split(block)]
     return [b"data:" if line == b"data" else line for line in lines]
 
 
@@ -74,15 +72,14 @@ def with_data(block: bytes, payload: bytes) -> bytes:
     """The block with another payload: comments, other fields, line ends and the order of lines stay as they were."""
     if is_one_event(block):
         return b"data: " + payload + b"\n\n"
-    begin = _begin(block)
-    out, left, position = [block[:begin]], payload.split(b"\n"), begin
-    for end in _LINE_END.finditer(block, begin):
+    out, left, position = [], payload.split(b"\n"), 0
+    for end in _LINE_END.finditer(block):
         line = block[position : end.start()]
         position = end.end()
-        if not (line.startswith(b"data:") or line == b"data"):
+        if not (line.removeprefix(_BOM).startswith(b"data:") or line.removeprefix(_BOM) == b"data"):
             out.append(line + end.group())
         elif left:
-            prefix = line[: line.index(b":") + 1] if b":" in line else b"data:"
+            prefix = line[: line.index(b":") + 1] if b":" in line else line + b":"
             prefix += b" " if line[len(prefix) :].startswith(b" ") else b""
             out.append(prefix + left.pop(0) + end.group())
     return b"".join(out) + block[position:]

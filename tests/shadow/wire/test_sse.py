@@ -317,8 +317,9 @@ def test_a_mark_after_a_crlf_that_was_cut_is_no_part_of_the_field() -> None:
     assert sse.with_data(block, b"[]") == b"\n\xef\xbb\xbfdata: []\r\n\r\n"
 
 
-def test_a_mark_within_a_block_makes_no_data_line() -> None:
+def test_a_mark_before_any_line_is_no_part_of_its_field() -> None:
     block = b"event: x\n\xef\xbb\xbfdata: no\ndata: {}\n\n"
-    assert sse.data_of(block) == b"{}"
-    assert sse.with_data(block, b"[]") == b"event: x\n\xef\xbb\xbfdata: no\ndata: []\n\n"
+    assert sse.data_of(block) == b"no\n{}"
+    assert sse.with_data(block, b"[]") == b"event: x\n\xef\xbb\xbfdata: []\n\n"
     assert sse.with_data(b"\xef\xbb\xbfdata\n\n", b"[]") == b"\xef\xbb\xbfdata:[]\n\n"
+    assert sse.data_of(b"\r\n\xef\xbb\xbfdata: {}\r\r") == b"{}"

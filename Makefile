@@ -1,5 +1,6 @@
 # One word for each thing a newcomer does. Everything is installed into .venv from committed pins; the engines'
-# environment and model are built once into a cache folder ($COUNTERPROOF_CACHE, else the user's cache folder).
+# environment and model, and for `make test` the agent clients', are built once into a cache folder
+# ($COUNTERPROOF_CACHE, else the user's cache folder).
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))))
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

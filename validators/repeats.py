@@ -1,7 +1,7 @@
 """Has this call been made, or refused, before in this conversation: idempotency by the calls' hashes.
 
-Only hashes of calls are kept, no content. What is kept is kept in this process, bounded in number and in time; where
-it is forgotten a history still tells, so that forgetting never releases what a client itself says it has done.
+Only hashes of calls are kept, no content, bounded in number and in time. What was released and is forgotten is still
+told by the request's own history, as far back as that is looked at.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def _cost(text: str) -> int:
 def _chosen(value: dict[str, Any], key: Iterable[str]) -> dict[str, Any]:
     """Only what stands at the pointers, each in its place (arrays on the way become objects); all if nothing does."""
     chosen: dict[str, Any] = {}
-    for pointer in sorted(key):  # what lies deeper comes after what holds it
+    for pointer in key:  # in any order: what holds a place takes it over, what lies in a taken place is there already
         path = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
         found: Any = value
         for part in path:

@@ -1,4 +1,4 @@
-"""Business rules: CEL expressions over a call's arguments that must be true.
+r"""Business rules: CEL expressions over a call's arguments that must be true.
 
 A rule sees `args` (the call's arguments, a map), `tool` (its name) and `request` (a map of `model`, `user` and
 `headers`), and `in_set(value, "name")` over named sets of texts. What cannot be evaluated on a call counts as violated
@@ -19,13 +19,14 @@ bindings of cel-rust), `cel-python` 0.5.0 (pure), `cel-expr-python` 0.1.3 (Googl
 - *cel-python* refuses `100 <= 100.5` (no comparison across number types) and its compiled form failed on that rule; it
   brings five packages and takes 0.4 s to import.
 - *cel-expr-python* has what the others lack, a type checker with columns and a limit of 10,000 iterations. But it cuts
-  text at a NUL (`"conf\\0; rm"` passes as `conf`), loses 134 bytes with every call into a Python function, ends the
+  text at a NUL (`"conf\0; rm"` passes as `conf`), loses 134 bytes with every call into a Python function, ends the
   process on deep values, converts all arguments again for every rule (38 ms for 100,000 numbers), takes `9,000 x 9,000`
   comparisons by `in` as 9,000 iterations (2.4 s), and was last changed in April. 16 MB, wheels for 3.11 to 3.13.
 - *common-expression-language*: 0.3 to 2 µs for a usual rule and about 1 µs per value to convert; exact about text and
   memory; syntax errors with line and column; a release every few weeks; 1.8 MB, wheels for 3.11 to 3.14 on Linux
-  (x86-64, arm64), macOS and Windows. Its gaps are closed in `rulescan`: unknown names, cost, and `matches`, which
-  compiles its pattern anew each time, with Unicode classes (81 ms for `^[\\w.-]{1,64}$`); google-re2 stands in for it.
+  (x86-64, arm64), macOS and Windows. Its gaps are closed in `rulescan`: unknown names, cost, `size` (it counts a
+  text's bytes) and `matches`, which compiles its pattern anew each time, with Unicode classes (81 ms for
+  `^[\w.-]{1,64}$`): google-re2 stands in for it.
 """
 
 import re
@@ -39,7 +40,7 @@ from cel import Context, Program
 from cel import compile as compile_cel
 
 from validators.calls import Arguments
-from validators.rulescan import MATCH, Fault, Scan, Size, lines, pattern, scan
+from validators.rulescan import NOT_BOOLEAN, OWN, Fault, Scan, lines, pattern, scan
 from validators.rulevalues import MAX_NODES, TOO_LARGE, Part, Problem, part_of
 from validators.verdict import Finding, Word
 
@@ -48,10 +49,17 @@ BUDGET = 100_000
 MATCH_BUDGET = 400_000
 """Bytes of text times instructions of a pattern, for all matches of one rule on one call."""
 MAX_SOURCE = 4_096
-_MEASURE, _CONVERT = 8, 20  # steps that one value takes, here and in the library
+_MEASURE, _CONVERT = 12, 18  # steps that one value takes, here and in the library
 _PATTERNS = 4_096
 _SYNTAX = re.compile(r"<input>:(\d+):(\d+): (.*)")
-_UNEXPECTED = re.compile(r"(?:mismatched|extraneous) input ('.*?')(?: expecting.*)?$")
+_REASONS = (
+    (re.compile(r".*<EOF>"), "the expression ends too early"),
+    (re.compile(r"(?:mismatched|extraneous) input ('.*?') expecting"), "{} was not expected here"),
+    (re.compile(r"no viable alternative at input ('.*')"), "{} was not expected here"),
+    (re.compile(r"token recognition error at: ('.*')"), "{} is no part of CEL"),
+    (re.compile(r".*Recursion limit"), "nested too deeply"),
+    (re.compile(r"Incomplete"), "the expression is not complete"),
+)
 
 
 class RuleError(ValueError):
@@ -126,7 +134,7 @@ def _compile(identity: str, source: str, message: str, sets: Collection[str]) ->
         raise RuleError(identity, column, fault.reason, line) from None
     except ValueError as error:
         raise _syntax_error(identity, str(error)) from None
-    _check_kind(identity, program)
+    _check_kind(identity, found, program)
     return Rule(identity, source, message, found, program)
 
 
@@ -134,25 +142,27 @@ def _syntax_error(identity: str, text: str) -> RuleError:
     found = _SYNTAX.search(text)
     if found is None:
         return RuleError(identity, None, "this is no CEL expression")
-    reason = found.group(3).removeprefix("Syntax error: ")
-    unexpected = _UNEXPECTED.match(reason)
-    if unexpected is not None:
-        reason = f"{unexpected.group(1)} was not expected here"
-    if "<EOF>" in reason:
-        reason = "the expression ends too early"
-    return RuleError(identity, int(found.group(2)), reason, int(found.group(1)))
+    text = found.group(3).removeprefix("Syntax error: ")
+    for known, words in _REASONS:
+        reason = known.match(text)
+        if reason is not None:
+            text = words.format(*reason.groups())
+            break
+    return RuleError(identity, int(found.group(2)), text, int(found.group(1)))
 
 
-def _check_kind(identity: str, program: Program) -> None:
-    """Refuses what gives no boolean even on an empty call; most rules cannot be evaluated on one, and pass."""
-    request = {"model": "", "user": None, "headers": {}}
-    functions: dict[str, Callable[..., Any]] = {"in_set": lambda *_: True, MATCH: lambda *_: True}
+def _check_kind(identity: str, found: Scan, program: Program) -> None:
+    """Refuses what gives no boolean on an empty call; most rules cannot be evaluated on one, and pass."""
+    request: dict[str, Any] = {"model": "", "user": None, "headers": {}}
+    evaluation = _Evaluation({"args": {}, "tool": "", "request": request}, {})
     try:
-        value = program.execute(Context({"args": {}, "tool": "", "request": request}, functions))
+        value = program.execute(evaluation.context)
     except _LIBRARY:
+        if not (found.whole or found.keys or found.tool or found.request):
+            raise RuleError(identity, None, "it can never be evaluated") from None
         return
     if not isinstance(value, bool):
-        raise RuleError(identity, None, "it gives something other than true or false")
+        raise RuleError(identity, None, NOT_BOOLEAN)
 
 
 _LIBRARY = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -188,7 +198,7 @@ def _outcomes(
         return [_UNREADABLE] * len(rules)
     values = _Values(tool, arguments.value, request)
     refused = [values.admit(rule.scan) for rule in rules]
-    evaluation = _Evaluation(values.taken, sets.snapshot())
+    evaluation = _Evaluation(values.variables, sets.snapshot())
     return [no or evaluation.outcome(rule) for rule, no in zip(rules, refused, strict=True)]
 
 
@@ -199,69 +209,89 @@ class _Values:
         self._tool, self._arguments, self._request = tool, arguments, request
         self._left = BUDGET
         self._parts: dict[tuple[str, str], Part] = {}
-        self.taken: dict[str, Any] = {"args": {}}
-        """The variables, as far as the rules that were let in need them."""
+        self._args: dict[str, Any] = {}
+        self.variables: dict[str, Any] = {"args": self._args}
+        """What the library gets: as much as the rules that were let in look at."""
 
-    def admit(self, scan_: Scan) -> Problem | None:
-        """Takes what the rule looks at and charges its cost; says why it cannot be evaluated, where it cannot."""
-        found = self._looked_at(scan_)
-        if isinstance(found, Problem):
-            return found
-        size = Size(1, len(self._arguments) if scan_.whole else len(scan_.keys))
-        steps = 0
-        for (root, name), part in found.items():
-            size += part.size
-            if name not in self.taken.get(root, ()):
-                steps += _CONVERT * part.size.nodes
-        steps += scan_.cost.steps(size)
+    def admit(self, rule: Scan) -> Problem | None:
+        """Takes what a rule looks at and charges its cost; says why it cannot be evaluated, where it cannot."""
+        looked = self._looked_at(rule)
+        if isinstance(looked, Problem):
+            return looked
+        nodes, width, text, steps = 1, len(looked), 0, 0
+        for into, name, part in looked:
+            nodes += part.nodes
+            text += part.text
+            width = max(width, part.width)
+            if name not in into:
+                steps += _CONVERT * part.nodes
+        steps += rule.cost.steps(nodes, width, text)
         if steps > self._left:
             return TOO_LARGE
         self._left -= steps
-        for (root, _), part in found.items():
-            self.taken.setdefault(root, {}).update(part.value)
+        for into, name, part in looked:
+            into[name] = part.value
         return None
 
-    def _looked_at(self, scan_: Scan) -> dict[tuple[str, str], Part] | Problem:
-        arguments, found = self._arguments, {}
-        if scan_.whole and len(arguments) > MAX_NODES:
+    def _looked_at(self, rule: Scan) -> list[tuple[dict[str, Any], str, Part]] | Problem:
+        """The values that a rule names, each with the map that it belongs into."""
+        arguments, args = self._arguments, self._args
+        if rule.whole and len(arguments) > MAX_NODES:
             return TOO_LARGE
-        wanted = [("args", name) for name in (arguments if scan_.whole else scan_.keys) if name in arguments]
-        wanted += [(root, "") for root, used in (("tool", scan_.tool), ("request", scan_.request)) if used]
-        for at in wanted:
-            part = self._parts.get(at)
-            if part is None:
-                if self._left <= 0:
-                    return TOO_LARGE
-                part = self._parts[at] = part_of(self._value(*at))
-                self._left -= _MEASURE * part.size.nodes
-            if part.problem is not None:
-                return part.problem
-            found[at] = part
-        return found
+        names = arguments if rule.whole else rule.keys
+        looked = [(args, name, self._part("args", name)) for name in names if name in arguments]
+        if rule.whole:
+            looked.append(({}, "", self._part("names", "")))
+        for name, used in (("tool", rule.tool), ("request", rule.request)):
+            if used:
+                looked.append((self.variables, name, self._part("", name)))
+        return next((part.problem for _, _, part in looked if part.problem is not None), looked)
+
+    def _part(self, root: str, name: str) -> Part:
+        part = self._parts.get((root, name))
+        if part is None:
+            if self._left <= 0:
+                return _UNMEASURED
+            part = self._parts[root, name] = part_of(self._value(root, name))
+            self._left -= _MEASURE * part.nodes
+        return part
 
     def _value(self, root: str, name: str) -> Any:
         if root == "args":
-            return {name: self._arguments[name]}
-        if root == "tool":
-            return {"": self._tool}
+            return self._arguments[name]
+        if root == "names":
+            return list(self._arguments)
+        if name == "tool":
+            return self._tool
         request = self._request
         return {"model": request.model, "user": request.user, "headers": dict(request.headers)}
+
+
+_UNMEASURED = Part(problem=TOO_LARGE)
 
 
 class _Evaluation:
     """Rules on one call's values. What the library calls back never raises: the library would log the exception."""
 
-    def __init__(self, taken: Mapping[str, Any], sets: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, variables: dict[str, Any], sets: Mapping[str, frozenset[str]]) -> None:
         self._sets = sets
+        self._begin()
+        functions: dict[str, Callable[..., Any]] = {
+            "in_set": self._in_set,
+            OWN["matches"]: self._matches,
+            OWN["size"]: self._size,
+        }
+        self.context = Context(variables, functions)
+
+    def _begin(self) -> None:
         self._problem: Problem | None = None
-        self._left = 0
-        variables = {**taken, "tool": taken["tool"][""]} if "tool" in taken else dict(taken)
-        self._context = Context(variables, {"in_set": self._in_set, MATCH: self._matches})
+        self._left = MATCH_BUDGET
 
     def outcome(self, rule: Rule) -> bool | Problem:
-        self._problem, self._left = None, MATCH_BUDGET
+        """What a rule says. Where a function had no answer there is none, even if CEL could do without it."""
+        self._begin()
         try:
-            value = rule.program.execute(self._context)
+            value = rule.program.execute(self.context)
         except _LIBRARY as error:
             return self._problem or _problem_of(error, rule.scan)
         if self._problem is not None:
@@ -275,6 +305,12 @@ class _Evaluation:
         elif not isinstance(value, str):
             self._problem = _NOT_TEXT
         return members is not None and isinstance(value, str) and value in members
+
+    def _size(self, value: Any) -> int:
+        if isinstance(value, str | bytes | list | dict):
+            return len(value)
+        self._problem = _TYPE
+        return 0
 
     def _matches(self, value: Any, text: str) -> bool:
         if not isinstance(value, str):
@@ -309,9 +345,9 @@ def _problem_of(error: Exception, scan_: Scan) -> Problem:
 _UNREADABLE = Problem("arguments", "the call's arguments could not be read")
 _UNKNOWN_SET = Problem("set", "it names a set that there is not")
 _NOT_TEXT = Problem("type", "only a text can be looked up in a set; string(…) makes one of a number")
-_NOT_BOOLEAN = Problem("type", "it gives something other than true or false")
+_NOT_BOOLEAN = Problem("type", NOT_BOOLEAN)
 _MISSING = Problem("missing", "a value that it needs is missing")
 _INDEX = Problem("missing", "a list is shorter than it needs")
 _TYPE = Problem("type", "a value has another type than it needs")
 _ARITHMETIC = Problem("arithmetic", "a number overflows or is divided by zero")
-_VALUE = Problem("value", "a value cannot be converted or compared as it asks")
+_VALUE = Problem("value", "a function is given a value that it does not take")

@@ -18,18 +18,23 @@ import cel
 import re2  # type: ignore[import-untyped]
 
 VARIABLES = ("args", "tool", "request")
-MATCH = "_match_"
-"""What stands for `matches` in the text that is compiled: as many letters, so that columns stay."""
+OWN = {"matches": "_matches", "size": "_size"}
+"""Functions of CEL that are not the library's own, and what stands for them in the text that it compiles: it has
+patterns of another kind, compiled anew for every value, and counts bytes where CEL counts a text's characters."""
+NOT_BOOLEAN = "it gives something other than true or false"
 
 _MACROS = {"all": (1,), "exists": (1,), "exists_one": (1,), "existsOne": (1,), "filter": (1,), "map": (1, 2)}
 """Comprehensions and how many commas they have."""
 _COPYING = {"filter", "map"}  # the library copies what it has collected, for every element anew
 _LIGHT = {"startsWith", "endsWith"}
-_SCALAR = {"int", "uint", "double", "bool", "dyn", "type", "duration", "timestamp"} | {
+_SCALAR = {"int", "uint", "double", "dyn", "type", "duration", "timestamp"} | {
     f"get{part}" for part in ("Date", "DayOfMonth", "DayOfWeek", "DayOfYear", "FullYear", "Hours", "Milliseconds")
 } | {f"get{part}" for part in ("Minutes", "Month", "Seconds")}  # fmt: skip
 _FUNCTIONS = {"size", "contains", "matches", "in_set", "string", "bytes", *_LIGHT, *_SCALAR}
-_CALLBACK = 24  # steps that a call from the library back into Python takes
+_BOOLEAN = {"has", "in_set", "matches", "contains", "all", "exists", "exists_one", "existsOne", *_LIGHT, "dyn"}
+_ARITHMETIC = {"+", "-", "*", "/", "%"}
+_CALLED_BACK = {"in_set", *OWN}
+_CALLBACK = 24  # steps that a call from the library back into Python takes; and six times as long for every value
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*)
@@ -55,18 +60,6 @@ class Fault(ValueError):  # noqa: N818  (read as a sentence where it is raised)
         self.at, self.reason = at, reason
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How large values are: JSON values in all, children of the widest of them, bytes of text."""
-
-    nodes: int = 0
-    width: int = 0
-    text: int = 0
-
-    def __add__(self, other: "Size") -> "Size":
-        return Size(self.nodes + other.nodes, max(self.width, other.width), self.text + other.text)
-
-
 @dataclass(slots=True)
 class Cost:
     """What a rule does, counted from its text: enough to say what it can take at most on values of a size."""
@@ -77,26 +70,35 @@ class Cost:
     loops: int = 0
     copies: int = 0
     linear: int = 0
-    """Operations that may walk through all of a value."""
+    """Operations that may walk through all of some value, each time."""
+    inner: int = 0
+    """Those that walk through what the innermost comprehension runs over: once for all its elements together."""
     texts: int = 0
     light: int = 0
     growth: int = 0
-    """Operations that may make a value larger than what was given."""
+    """Operations that may make a value larger than those given."""
     width: int = 1
-    rooted: bool = False
-    """Whether a comprehension's body looks at anything but the elements that it walks through."""
+    """Elements of the widest list that the rule itself writes out."""
+    plain: bool = True
+    """Whether every comprehension runs over something given, and over nothing that the rule has put together."""
+    closed: bool = True
+    """Whether the body of each looks at its own element only: all iterations share the value among them."""
 
-    def steps(self, size: Size) -> int:
-        """An upper bound for one evaluation on values of that size.
-
-        Without `rooted`, all iterations together touch each part of a value once, not once each.
-        """
-        growth = (1 + self.growth) ** max(1, self.loops)
-        nodes, text = size.nodes * growth, size.text * growth
-        width = max(1, size.width, self.width) * growth if self.levels else 1
+    def steps(self, nodes: int, width: int, text: int) -> int:
+        """An upper bound for one evaluation on values of `nodes` JSON values, the widest `width`, and bytes of text."""
+        if self.growth:
+            growth = 1 + self.growth if self.plain else (1 + self.growth) ** max(1, self.loops)
+            nodes, text = nodes * growth, text * growth
+            width = width if self.plain else width * growth
         touched = 2 * self.linear * nodes + self.texts * text // 11 + self.light * text // 400
-        again = self.levels if self.rooted else max(0, self.levels - 1)
-        return width**self.levels * (self.tokens + 5 * self.copies * nodes) + width**again * touched
+        again = 2 * self.inner * nodes
+        if not self.levels:
+            return self.tokens + touched + again
+        copied = 5 * self.copies * nodes
+        if self.plain and self.closed:
+            return self.tokens * (1 + nodes) + touched + again + copied * width
+        runs = max(width, self.width) ** self.levels
+        return int(runs * (self.tokens + copied + touched) + runs // max(width, self.width) * again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ _END = _Token("end", "", -1)
 
 
 def pattern(text: str) -> Any:
-    """A compiled RE2 pattern: no backtracking, `\\w` and `\\d` are ASCII, as CEL specifies.
+    r"""A compiled RE2 pattern: no backtracking, `\w` and `\d` are ASCII, as CEL specifies.
 
     Raises:
         Fault: it is none, or its counted repeats make it too large.
@@ -144,9 +146,7 @@ def pattern(text: str) -> Any:
     try:
         found = re2.compile(text, _RE2)
     except (re2.error, UnicodeEncodeError):
-        raise Fault(
-            None, "no regular expression that RE2 takes (it has no look-around and no back-references)"
-        ) from None
+        raise Fault(None, "RE2 does not take this pattern (it has no look-around and no back-references)") from None
     if found.programsize > _MAX_PROGRAM:
         raise Fault(None, "the counted repeats of this regular expression make it too large")
     return found
@@ -177,6 +177,10 @@ class _Reader:
     used: set[str] = field(default_factory=set)
     whole: bool = False
     cost: Cost = field(default_factory=Cost)
+    outside: set[str] = field(default_factory=set)
+    """Operators outside of all brackets."""
+    last: str = ""
+    """What was called with the last bracket outside of all others."""
 
     def read(self) -> None:
         self.tokens = [
@@ -190,12 +194,16 @@ class _Reader:
                 self._name(i, token)
             elif token.kind == "mark":
                 self._mark(i, token)
+        arithmetic = self.outside & _ARITHMETIC and self.outside <= _ARITHMETIC | {"."}
+        called = self.outside <= {"."} and self._at(i).text == ")" and self.last
+        if arithmetic or (called and self.last not in _BOOLEAN):
+            raise Fault(None, NOT_BOOLEAN)
 
     def result(self) -> Scan:
         text = self.source
-        for i, token in enumerate(self.tokens):
-            if token.text == "matches" and self._at(i + 1).text == "(":
-                text = text[: token.at] + MATCH + text[token.at + len(MATCH) :]
+        for i, token in reversed(list(enumerate(self.tokens))):
+            if token.text in OWN and self._at(i + 1).text == "(":
+                text = text[: token.at] + OWN[token.text] + text[token.at + len(token.text) :]
         return Scan(text, frozenset(self.keys), self.whole, "tool" in self.used, "request" in self.used, self.cost)
 
     def _at(self, i: int) -> _Token:
@@ -208,18 +216,21 @@ class _Reader:
             if not _ends_value(self._at(i - 2)):
                 raise Fault(before.at, "a name does not begin with a dot here")
         elif token.text == "in":
+            if not self.stack:
+                self.outside.add(token.text)
             self._operator(i, token)
         elif after.text != "(" and token.text not in {"true", "false", "null"}:
             self._variable(i, token)
 
     def _variable(self, i: int, token: _Token) -> None:
         name = token.text
-        bound = {frame.bound for frame in self.stack if frame.bound}
+        bound = [frame.bound for frame in self.stack if frame.bound]
         if name not in VARIABLES and name not in bound:
             raise Fault(token.at, f"unknown variable {name!r}{_near(name, [*VARIABLES, *bound])}")
         for frame in self.stack:
             frame.references += 1
-            self.cost.rooted |= bool(frame.bound) and name in {"args", "request"}
+        self.cost.light += 1  # the library copies a text whenever it is named
+        self.cost.closed &= not bound or name == bound[-1]
         self.used.add(name)
         if name == "args":
             key = self._key_named(i)
@@ -246,6 +257,8 @@ class _Reader:
         elif token.text == ",":
             self.stack[-1].commas += 1
         else:
+            if not self.stack:
+                self.outside.add(token.text)
             self._operator(i, token)
 
     def _operator(self, i: int, token: _Token) -> None:
@@ -256,12 +269,26 @@ class _Reader:
                 cost.linear += 1
                 cost.texts += 1
             case "==" | "!=" if not (_is_scalar(before) or _is_scalar(after)):
-                cost.linear += 1
+                self._walks({self._root(i - 1), after.text})
                 cost.light += 1
             case "in" if after.text != "[":
                 cost.linear += 1
             case "<" | ">" | "<=" | ">=":
                 cost.light += 1
+
+    def _walks(self, roots: set[str], times: int = 1) -> None:
+        """Counts an operation that walks through one of the values of these variables, whichever is smaller."""
+        innermost = next((frame.bound for frame in reversed(self.stack) if frame.bound), None)
+        if innermost in roots:
+            self.cost.inner += times
+        else:
+            self.cost.linear += times
+
+    def _root(self, i: int) -> str:
+        """The variable at the head of a plain path like `x.items.first` that ends at `i`; empty for anything else."""
+        while self._at(i).kind == "name" and self._at(i - 1).text == ".":
+            i -= 2
+        return self._at(i).text if self._at(i).kind == "name" else ""
 
     def _open(self, i: int, token: _Token) -> None:
         before = self._at(i - 1)
@@ -282,18 +309,25 @@ class _Reader:
             if frame.bound in VARIABLES:
                 raise Fault(self._at(i + 1).at, f"{frame.bound!r} has a meaning already; name the element otherwise")
             cost.loops += 1
+            cost.plain &= self._root(i - 3) != ""
             cost.copies += callee in _COPYING
             cost.levels = max(cost.levels, 1 + sum(bool(open_.bound) for open_ in self.stack))
         elif callee in _FUNCTIONS:
             cost.light += callee in _LIGHT
             if callee not in _LIGHT | _SCALAR:
-                cost.linear += 1
+                root = self._root(i - 3) if frame.method else self._at(i + 1).text
+                self._walks({root}, 6 if callee in _CALLED_BACK else 1)
+                cost.tokens += _CALLBACK if callee in _CALLED_BACK else 0
                 cost.texts += 1
+        elif callee in _MACROS:
+            raise Fault(name.at, f"{callee!r} belongs behind a list or a map and a dot")
         elif callee != "has" or frame.method:
             raise Fault(name.at, f"unknown function {callee!r}{_near(callee, [*_FUNCTIONS, *_MACROS, 'has'])}")
 
     def _close(self, i: int, frame: _Frame) -> None:
         name = self._at(frame.start - 2)
+        if not self.stack:
+            self.last = frame.callee
         if frame.bound and frame.commas not in _MACROS[frame.callee]:
             raise Fault(name.at, f"{frame.callee!r} takes a name and an expression")
         if frame.callee in _WHAT:
@@ -305,7 +339,6 @@ class _Reader:
 
     def _look_up(self, i: int, frame: _Frame, name: _Token) -> None:
         """`in_set(value, "set")` and `matches(value, "pattern")`, or either as a method of the value."""
-        self.cost.tokens += _CALLBACK
         given = 0 if i == frame.start else frame.commas + 1
         if given + frame.method != 2:
             raise Fault(name.at, f"{frame.callee!r} takes a value and a {_WHAT[frame.callee]}")
@@ -326,7 +359,11 @@ _WHAT = {"in_set": "set's name", "matches": "pattern"}
 
 
 def _ends_value(token: _Token) -> bool:
-    return token.text in {")", "]", "}"} or token.kind == "text" or (token.kind == "name" and token.text != "in")
+    return (
+        token.text in {")", "]", "}"}
+        or token.kind in {"text", "number"}
+        or (token.kind == "name" and token.text != "in")
+    )
 
 
 def _is_scalar(token: _Token) -> bool:

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
 
-from validators.calls import HugeNumber
-from validators.rulescan import Size
-
-MAX_NODES = 5_000
+MAX_NODES = 3_000
 """JSON values that are looked at; there is no rule that may cost as much as more of them do."""
 _WIDEST = 18  # the exponent of the last decimal digit that a 64 bit integer may have
 _LEAST, _BEYOND = -(2**63), 2**63
@@ -23,12 +20,17 @@ class Problem:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """One argument, or another root that rules may name: its value for CEL and its size, or why it has none."""
+    """A value that rules may name: as CEL takes it, and how large it is; or why it cannot be taken.
+
+    `nodes` are the JSON values in it, `width` the children of the widest of them, `text` its bytes of text.
+    """
 
     value: Any = None
-    size: Size = Size()
+    nodes: int = 0
+    width: int = 0
+    text: int = 0
     problem: Problem | None = None
 
 
@@ -43,50 +45,50 @@ class _ProblemError(Exception):
 
 
 def part_of(value: Any) -> Part:
-    """A JSON value with its size; never raises."""
-    walk = _Walk()
+    """A JSON value, converted and measured. Never raises."""
+    part = Part()
     try:
-        converted = walk.convert(value)
+        part.value = _convert(value, part)
     except _ProblemError as error:
-        return Part(size=Size(walk.nodes), problem=error.problem)
-    return Part(converted, Size(walk.nodes, walk.width, walk.text))
+        part.problem = error.problem
+    return part
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.nodes = self.width = self.text = 0
-
-    def convert(self, value: Any) -> Any:
-        self.nodes += 1
-        if isinstance(value, HugeNumber):
-            raise _ProblemError(NUMBER)
-        if isinstance(value, str):
-            return self._text(value)
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, Decimal | int | float):
-            return number(value)
-        if len(value) > MAX_NODES - self.nodes:
-            raise _ProblemError(TOO_LARGE)
-        self.width = max(self.width, len(value))
-        if isinstance(value, dict):
-            return {self._text(key): self.convert(child) for key, child in value.items()}
-        return [self.convert(child) for child in value]
-
-    def _text(self, value: str) -> str:
-        if value.isascii():
-            self.text += len(value)
-        else:
-            try:
-                self.text += len(value.encode())
-            except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
-                raise _ProblemError(TEXT) from None
+def _convert(value: Any, part: Part) -> Any:
+    part.nodes += 1
+    kind = type(value)
+    if kind is str:
+        part.text += text_size(value)
         return value
+    if kind is Decimal:
+        return number(value)
+    if kind is int or kind is float:
+        return number(Decimal(value))
+    if value is None or kind is bool:
+        return value
+    if kind is dict or kind is list:
+        if len(value) > MAX_NODES - part.nodes:
+            raise _ProblemError(TOO_LARGE)
+        part.width = max(part.width, len(value))
+        if kind is list:
+            return [_convert(child, part) for child in value]
+        part.text += sum(map(text_size, value))
+        return {key: _convert(child, part) for key, child in value.items()}
+    raise _ProblemError(NUMBER)  # a HugeNumber
 
 
-def number(value: Decimal | float) -> int | float:
+def text_size(value: str) -> int:
+    """Bytes of a text as UTF-8; half of a surrogate pair, which JSON can write and UTF-8 cannot, is a problem."""
+    if value.isascii():
+        return len(value)
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise _ProblemError(TEXT) from None
+
+
+def number(exact: Decimal) -> int | float:
     """By what it is worth: a whole number as an int, any other as the nearest double."""
-    exact = value if isinstance(value, Decimal) else Decimal(value)
     if not exact.is_finite():
         raise _ProblemError(NUMBER)
     if not exact:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from threading import Lock
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ MAX_DETAIL: Final = 300
 
 # Microseconds: at worst a check takes about the first, and listing what is at fault some ten times the second.
 _CHECKING: Final = 100_000
+# Long arguments may take longer, as they do everywhere else.
+_PER_VALUE: Final = 4
 _EXPLAINING: Final = 5_000
 # Every error carries the value that it is about: characters of arguments times errors.
 _COPYING: Final = 20_000_000
@@ -79,7 +82,7 @@ class Schemas:
         name = function.get("name")
         about = _About(name if isinstance(name, str) else "", call)
         try:
-            return self._compiled(parameters).findings(about, arguments.value)
+            return self._checked(about, parameters, arguments.value)
         except UnusableSchemaError as error:
             return [about.unusable(str(error))]
         except Exception:  # noqa: BLE001 - whatever the library does with such a schema, the call must get its answer
@@ -88,6 +91,15 @@ class Schemas:
             if type(error).__name__ != "PanicException":  # how a Rust panic arrives; it has no importable name
                 raise
             return [about.unusable("failed")]
+
+    def _checked(self, about: "_About", parameters: Any, value: Any) -> list[Finding]:
+        compiled = self._compiled(parameters)
+        found = compiled.findings(about, value)
+        if found is not None:
+            return found
+        if compiled.plan and compiled.plan.patterns:  # a long string must not keep the rest from being checked
+            found = _compile(parameters, 0, patterns=False).findings(about, value)
+        return [finding for finding in found or [] if finding.word is Word.INVALID] or [about.unusable("too_much_work")]
 
     def _compiled(self, parameters: Any) -> "_Compiled":
         text = _serialized(parameters)
@@ -120,10 +132,10 @@ def _serialized(parameters: Any) -> bytes:
         raise UnusableSchemaError("too_deep") from None
 
 
-def _compile(parameters: Any, size: int) -> "_Compiled":
+def _compile(parameters: Any, size: int, *, patterns: bool = True) -> "_Compiled":
     size *= _BYTES_PER_BYTE
     try:
-        plan = read(parameters)
+        plan = read(parameters, patterns=patterns)
         validator = plan.draft(
             plan.schema, validate_formats=False, offline=True, mask="this value", pattern_options=ENGINE
         )
@@ -143,24 +155,23 @@ class _Compiled:
     validator: jsonschema_rs.Validator | None = None
     unusable: str = ""
 
-    def findings(self, about: "_About", value: Any) -> list[Finding]:
+    def findings(self, about: "_About", value: Any) -> list[Finding] | None:
+        """None where checking `value` could take too long."""
         plan, validator = self.plan, self.validator
         if plan is None or validator is None:
             return [about.unusable(self.unusable)]
-        size, work = extent(value), plan.cost.work
-        if (work is None or work * size > _CHECKING) and not plan.cost.affordable(value, _CHECKING):
-            return [about.unusable("too_much_work")]
-        try:
-            valid = validator.is_valid(value)
-        except ValueError:
+        values, characters, plain = extent(value)
+        work, budget = plan.cost.work, max(_CHECKING, _PER_VALUE * values)
+        cheap = work is not None and work * (values + characters) <= _CHECKING
+        if not cheap and not plan.cost.affordable(value, budget):
+            return None
+        if not plain:
             value = _presentable(value, {})
-            valid = validator.is_valid(value)
-        if valid:
+        if validator.is_valid(value):
             return [about.unusable("pattern")] if plan.loosened else []
         found: list[Finding] = []
-        if plan.cost.affordable(value, min(_EXPLAINING, _COPYING // size), errors=True):
-            errors = _errors(validator, value) or _errors(validator, _presentable(value, {}))
-            found = [about.invalid(*error, plan.names) for error in errors]
+        if plan.cost.affordable(value, min(_EXPLAINING, _COPYING // (values + characters)), errors=True):
+            found = [about.invalid(*error, plan.names) for error in _errors(validator, value)]
         if not found:
             found = [about.invalid("schema", [], "the arguments do not match the tool's schema", plan.names)]
         return list(dict.fromkeys(found))[:MAX_FINDINGS]
@@ -190,7 +201,7 @@ class _About:
 
 
 def _presentable(value: Any, huge: dict[str, Decimal]) -> Any:
-    """A copy with what the library refuses to read put into its like.
+    """A copy with what the library cannot read (it answers anything then) put into its like.
 
     A number whose exponent decimals cannot hold becomes one of its sign and digits with an exponent of its own near
     the end of what they hold; a lone surrogate, which UTF-8 cannot carry, becomes the replacement character.
@@ -203,7 +214,7 @@ def _presentable(value: Any, huge: dict[str, Decimal]) -> Any:
                 huge[value] = Decimal(f"{digits}e{sign}{10**17 + len(huge)}")
             return huge[value]
         case str():
-            return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if not value.isascii() else value
+            return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case dict():
             return {_presentable(key, huge): _presentable(inside, huge) for key, inside in value.items()}
         case list():
@@ -215,7 +226,7 @@ def _errors(validator: jsonschema_rs.Validator, value: Any) -> list[tuple[str, l
     """Keyword, path and plain words of what is at fault; empty where the library cannot say it."""
     try:
         return [plain for error in validator.iter_errors(value) for plain in _plain(error)]
-    except ValueError:  # what `_presentable` puts right, or an integer with more digits than Python turns into one
+    except ValueError:  # it names an integer with more digits than Python turns into one
         return []
 
 
@@ -232,6 +243,14 @@ def _plain(error: jsonschema_rs.ValidationError) -> Iterator[tuple[str, list[str
     elif branches and all(typed):
         types = [name for wrong in typed for name in wrong[0].kind.types]  # type: ignore[attr-defined]
         yield "type", error.instance_path, f"this value is none of {', '.join(dict.fromkeys(types))}"
+    elif error.kind.name == "enum":  # the library names two and counts the others
+        options = islice(error.kind.value, MAX_DETAIL)
+        allowed = ", ".join(json.dumps(option, ensure_ascii=False, default=str) for option in options)
+        yield "enum", error.instance_path, f"this value is not one of {allowed}"
+    elif error.kind.name == "falseSchema":
+        closed = error.schema_path[-1:] == ["additionalProperties"] != error.instance_path[-1:]
+        rule = "additionalProperties" if closed else "falseSchema"
+        yield rule, error.instance_path, "no property is allowed here" if closed else "this value is not allowed"
     else:
         yield error.kind.name, error.instance_path, error.message
 

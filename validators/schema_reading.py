@@ -1,8 +1,10 @@
 """Reads a client's JSON Schema before it is compiled: what of it counts, in bounded form, and what it can cost."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -22,7 +24,7 @@ MAX_PATTERN: Final = 4_096
 """Characters of a regular expression."""
 
 # Compiled size in bytes -> microseconds per character at worst, measured on patterns made to defeat the engine's cache.
-_PATTERN_SIZES: Final = {10_000: 2, 100_000: 20}
+_PATTERN_SIZES: Final = {1_000: 0.02, 3_000: 0.5, 10_000: 2, 100_000: 20}
 ENGINE: Final = jsonschema_rs.RegexOptions(size_limit=max(_PATTERN_SIZES), dfa_size_limit=max(_PATTERN_SIZES))
 """The linear engine, and what a pattern and its cache may take: bytes, each."""
 
@@ -64,8 +66,8 @@ T = TypeVar("T")
 class Plan:
     """A schema as it is compiled, and what it can cost.
 
-    `names` are the property names that it declares, `patterns` the number of its regular expressions. `loosened`: patterns were left out of it that the linear engine
-    cannot compile, so whatever passes was not wholly checked.
+    `names` are the property names that it declares, `patterns` is how many regular expressions it has. `loosened`:
+    some were left out, so whatever passes was not wholly checked.
     """
 
     schema: dict[str, Any] | bool
@@ -76,22 +78,23 @@ class Plan:
     loosened: bool
 
 
-def read(document: Any) -> Plan:
+def read(document: Any, *, patterns: bool = True) -> Plan:
     """Reads a tool's `parameters` (JSON from outside, at most some 100 kB) as JSON Schema.
 
     `$schema` names the draft (4, 6, 7, 2019-09 or 2020-12; 2020-12 where it names none of them). Only what asserts
     something and can be reached is kept. Read kindly: type names as Python, the Berkeley data or Gemini write them;
     OpenAPI's `nullable` and boolean `exclusiveMinimum`; `items` as a list; a keyword that is null as an absent one.
-    `format` and content keywords assert nothing.
+    `format` and content keywords assert nothing. A `pattern` that the linear engine cannot compile (look-around,
+    back-references) is left out, all of them without `patterns`.
 
     Raises:
         UnusableSchemaError: `too_large`, `too_deep`, `not_a_schema`, `remote_reference` (what does not begin with `#`
             is never fetched), `unknown_reference` (not a JSON pointer, or to nothing), `dynamic_reference`,
-            `embedded_id` (`$id` inside a schema that has references), `endless_reference`, or `pattern` (one that does
-            not compile, where leaving it out could refuse what the schema allows).
+            `embedded_id` (`$id` inside a schema that has references), `endless_reference`, or `pattern` (one that
+            would be left out, where that could refuse what the schema allows).
     """
     _check_size(document)
-    return _Reader(document).plan()
+    return _Reader(document, patterns=patterns).plan()
 
 
 def _check_size(document: Any) -> None:
@@ -111,16 +114,18 @@ def _inside(layer: list[Any]) -> list[Any]:
 
 
 class _Reader:
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, *, patterns: bool) -> None:
         self.document = document
+        self.wanted = patterns
         top = document if isinstance(document, dict) else {}
         named = str(top.get("$schema"))
         self.draft = next((draft for word, draft in _DRAFTS.items() if word in named), None)
         self.base = str(top.get("$id", top.get("id", ""))).rstrip("#")
         self.nodes = [Node()]
         self.targets = {"": 0}
+        self.body = 0
         self.waiting: list[tuple[int, Any]] = []
-        self.patterns: dict[str, int | None] = {}
+        self.patterns: dict[str, float | None] = {}
         self.names: set[str] = set()
         self.seen: set[str] = set()
         self.embedded = self.loosened = False
@@ -130,6 +135,7 @@ class _Reader:
         definitions = {}
         while self.waiting:
             index, raw = self.waiting.pop()
+            self.body = self.nodes[index].body = index
             definitions[str(index)] = self._schema(raw, index)
         if self.embedded and "$ref" in self.seen:
             raise UnusableSchemaError("embedded_id")
@@ -143,7 +149,7 @@ class _Reader:
     def _new(self) -> int:
         if len(self.nodes) >= MAX_SCHEMAS:
             raise UnusableSchemaError("too_large")
-        self.nodes.append(Node())
+        self.nodes.append(Node(body=self.body))
         return len(self.nodes) - 1
 
     def _child(self, raw: Any, into: list[int]) -> Any:
@@ -199,7 +205,7 @@ class _Reader:
             node.cost += len(layer) // 4
         node.cost += 4 * (key == "multipleOf")
         node.unique |= key == "uniqueItems"
-        result[key] = value
+        result[key] = _exact(value)
 
     def _property(self, name: str, raw: Any, node: Node) -> Any:
         self.names.add(name)
@@ -219,14 +225,14 @@ class _Reader:
         return result
 
     def _pattern(self, value: Any, node: Node, result: dict[str, Any]) -> None:
-        cost = self._engine(_checked(value, str))
+        cost = self._engine(_checked(value, str)) if self.wanted else None
         if cost is None:
             self.loosened = True
         else:
             node.character += cost
             result["pattern"] = value
 
-    def _engine(self, pattern: str) -> int | None:
+    def _engine(self, pattern: str) -> float | None:
         """What a pattern costs per character, or None where the linear engine does not compile it."""
         if pattern not in self.patterns:
             if len(self.patterns) >= MAX_PATTERNS:
@@ -247,7 +253,7 @@ class _Reader:
             self.targets[pointer] = self._new()
             self.waiting.append((self.targets[pointer], target))
         index = self.targets[pointer]
-        node.here.append(index)
+        node.reference = index
         return f"#/$defs/{index}" if index else "#"
 
 
@@ -279,6 +285,15 @@ def _type(value: Any) -> Any:
         names = [_TYPES.get(name.lower(), name) for name in value]
         return None if None in names else list(dict.fromkeys(names))
     return value
+
+
+def _exact(value: Any) -> Any:
+    """The same value with floats as the decimals that they were written as."""
+    if isinstance(value, float) and math.isfinite(value):
+        return Decimal(repr(value))
+    if isinstance(value, dict):
+        return {key: _exact(inside) for key, inside in value.items()}
+    return [_exact(inside) for inside in value] if isinstance(value, list) else value
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:

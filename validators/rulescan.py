@@ -3,9 +3,6 @@
 The library that evaluates CEL has no type checker and hands out no syntax tree, and an evaluation that runs cannot be
 stopped. Both gaps are closed here, from the tokens of a text that the library itself has parsed: names, brackets and
 literals, never values. Where a reading is in doubt, the rule is refused or its cost is counted too high.
-
-A step is about 1/16 µs; the weights were measured with the library's version that constraints.txt names, on values of
-ten to ten thousand elements, and rounded up.
 """
 
 import difflib
@@ -16,6 +13,20 @@ from typing import Any
 
 import cel
 import re2  # type: ignore[import-untyped]
+
+from validators.rulecost import (
+    CALL_BACK,
+    CALLED_BACK,
+    COPY,
+    ELEMENT,
+    EVERYTHING,
+    OUTER,
+    READ,
+    SELECT,
+    WALK,
+    Cost,
+    Source,
+)
 
 VARIABLES = ("args", "tool", "request")
 OWN = {"matches": "_matches", "size": "_size"}
@@ -34,7 +45,6 @@ _FUNCTIONS = {"size", "contains", "matches", "in_set", "string", "bytes", *_LIGH
 _BOOLEAN = {"has", "in_set", "matches", "contains", "all", "exists", "exists_one", "existsOne", *_LIGHT, "dyn"}
 _ARITHMETIC = {"+", "-", "*", "/", "%"}
 _CALLED_BACK = {"in_set", *OWN}
-_CALLBACK = 24  # steps that a call from the library back into Python takes; and six times as long for every value
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*)
@@ -58,47 +68,6 @@ class Fault(ValueError):  # noqa: N818  (read as a sentence where it is raised)
     def __init__(self, at: int | None, reason: str) -> None:
         super().__init__(reason)
         self.at, self.reason = at, reason
-
-
-@dataclass(slots=True)
-class Cost:
-    """What a rule does, counted from its text: enough to say what it can take at most on values of a size."""
-
-    tokens: int = 0
-    levels: int = 0
-    """How deep comprehensions stand in one another."""
-    loops: int = 0
-    copies: int = 0
-    linear: int = 0
-    """Operations that may walk through all of some value, each time."""
-    inner: int = 0
-    """Those that walk through what the innermost comprehension runs over: once for all its elements together."""
-    texts: int = 0
-    light: int = 0
-    growth: int = 0
-    """Operations that may make a value larger than those given."""
-    width: int = 1
-    """Elements of the widest list that the rule itself writes out."""
-    plain: bool = True
-    """Whether every comprehension runs over something given, and over nothing that the rule has put together."""
-    closed: bool = True
-    """Whether the body of each looks at its own element only: all iterations share the value among them."""
-
-    def steps(self, nodes: int, width: int, text: int) -> int:
-        """An upper bound for one evaluation on values of `nodes` JSON values, the widest `width`, and bytes of text."""
-        if self.growth:
-            growth = 1 + self.growth if self.plain else (1 + self.growth) ** max(1, self.loops)
-            nodes, text = nodes * growth, text * growth
-            width = width if self.plain else width * growth
-        touched = 2 * self.linear * nodes + self.texts * text // 11 + self.light * text // 400
-        again = 2 * self.inner * nodes
-        if not self.levels:
-            return self.tokens + touched + again
-        copied = 5 * self.copies * nodes
-        if self.plain and self.closed:
-            return self.tokens * (1 + nodes) + touched + again + copied * width
-        runs = max(width, self.width) ** self.levels
-        return int(runs * (self.tokens + copied + touched) + runs // max(width, self.width) * again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +157,14 @@ class _Reader:
             for found in _TOKEN.finditer(self.source)
             if found.lastgroup != "space"
         ]
-        self.cost.tokens = len(self.tokens)
         for i, token in enumerate(self.tokens):
+            self.cost.count(self._depth())
             if token.kind == "name":
                 self._name(i, token)
             elif token.kind == "mark":
                 self._mark(i, token)
         arithmetic = self.outside & _ARITHMETIC and self.outside <= _ARITHMETIC | {"."}
-        called = self.outside <= {"."} and self._at(i).text == ")" and self.last
+        called = self.outside <= {"."} and self.tokens[-1].text == ")" and self.last
         if arithmetic or (called and self.last not in _BOOLEAN):
             raise Fault(None, NOT_BOOLEAN)
 
@@ -209,15 +178,17 @@ class _Reader:
     def _at(self, i: int) -> _Token:
         return self.tokens[i] if 0 <= i < len(self.tokens) else _END
 
+    # Names
+
     def _name(self, i: int, token: _Token) -> None:
         self.words.add(token.text)
         before, after = self._at(i - 1), self._at(i + 1)
         if before.text == ".":
             if not _ends_value(self._at(i - 2)):
                 raise Fault(before.at, "a name does not begin with a dot here")
+            if after.text != "(":
+                self._add(self._head(i), SELECT, COPY)
         elif token.text == "in":
-            if not self.stack:
-                self.outside.add(token.text)
             self._operator(i, token)
         elif after.text != "(" and token.text not in {"true", "false", "null"}:
             self._variable(i, token)
@@ -229,7 +200,6 @@ class _Reader:
             raise Fault(token.at, f"unknown variable {name!r}{_near(name, [*VARIABLES, *bound])}")
         for frame in self.stack:
             frame.references += 1
-        self.cost.light += 1  # the library copies a text whenever it is named
         self.cost.closed &= not bound or name == bound[-1]
         self.used.add(name)
         if name == "args":
@@ -237,6 +207,8 @@ class _Reader:
             self.whole |= key is None
             if key is not None:
                 self.keys.add(key)
+        else:
+            self._add(i, SELECT, COPY)
 
     def _key_named(self, i: int) -> str | None:
         """The one argument that `args` at `i` is asked for, where that can be told."""
@@ -249,6 +221,44 @@ class _Reader:
             return _literal(self._at(i - 2))
         return None
 
+    # What operations cost
+
+    def _depth(self) -> int:
+        return sum(bool(frame.bound) for frame in self.stack)
+
+    def _add(self, head: int, per_node: float, per_byte: float) -> None:
+        self.cost.add(self._depth(), self._source(head), per_node, per_byte)
+
+    def _source(self, head: int) -> Source:
+        """Where the value comes from whose path begins at `head`."""
+        name = self._at(head).text
+        innermost = next((frame.bound for frame in reversed(self.stack) if frame.bound), None)
+        if self._at(head).kind != "name":
+            return EVERYTHING
+        if name == innermost:
+            return ELEMENT
+        if name == "args":
+            key = self._key_named(head)
+            return EVERYTHING if key is None else ("args", key)
+        if name in VARIABLES:
+            return ("", name)
+        return OUTER if any(frame.bound == name for frame in self.stack) else EVERYTHING
+
+    def _head(self, i: int) -> int:
+        """Where a plain path like `x.items.first` begins that ends at `i`; -1 for anything else."""
+        while self._at(i).kind == "name" and self._at(i - 1).text == ".":
+            i -= 2
+        return i if self._at(i).kind == "name" and self._at(i).text != "in" else -1
+
+    def _alone(self, i: int) -> int:
+        """`i`, where a plain path begins there and is all that stands before the next comma or bracket; else -1."""
+        end = i
+        while self._at(end).kind == "name" and self._at(end + 1).text == ".":
+            end += 2
+        return i if self._at(end).kind == "name" and self._at(end + 1).text in {",", ")"} else -1
+
+    # Marks
+
     def _mark(self, i: int, token: _Token) -> None:
         if token.text in {"(", "[", "{"}:
             self._open(i, token)
@@ -257,38 +267,24 @@ class _Reader:
         elif token.text == ",":
             self.stack[-1].commas += 1
         else:
-            if not self.stack:
-                self.outside.add(token.text)
             self._operator(i, token)
 
     def _operator(self, i: int, token: _Token) -> None:
-        before, after, cost = self._at(i - 1), self._at(i + 1), self.cost
+        if not self.stack:
+            self.outside.add(token.text)
+        before, after = self._at(i - 1), self._at(i + 1)
         match token.text:
             case "+" if "number" not in {before.kind, after.kind}:
-                cost.growth += 1
-                cost.linear += 1
-                cost.texts += 1
+                self.cost.growth += 1
+                for side, head in ((before, self._head(i - 1)), (after, i + 1)):
+                    if side.kind != "text":
+                        self._add(head, WALK, READ)
             case "==" | "!=" if not (_is_scalar(before) or _is_scalar(after)):
-                self._walks({self._root(i - 1), after.text})
-                cost.light += 1
+                left, right = self._head(i - 1), i + 1
+                # What is compared is as large as the smaller side: the one of which more is known will do.
+                self._add(right if self._source(right) is ELEMENT or left < 0 else left, WALK, COPY)
             case "in" if after.text != "[":
-                cost.linear += 1
-            case "<" | ">" | "<=" | ">=":
-                cost.light += 1
-
-    def _walks(self, roots: set[str], times: int = 1) -> None:
-        """Counts an operation that walks through one of the values of these variables, whichever is smaller."""
-        innermost = next((frame.bound for frame in reversed(self.stack) if frame.bound), None)
-        if innermost in roots:
-            self.cost.inner += times
-        else:
-            self.cost.linear += times
-
-    def _root(self, i: int) -> str:
-        """The variable at the head of a plain path like `x.items.first` that ends at `i`; empty for anything else."""
-        while self._at(i).kind == "name" and self._at(i - 1).text == ".":
-            i -= 2
-        return self._at(i).text if self._at(i).kind == "name" else ""
+                self._add(i + 1, WALK, COPY)
 
     def _open(self, i: int, token: _Token) -> None:
         before = self._at(i - 1)
@@ -298,27 +294,24 @@ class _Reader:
             self._call(i, frame, before)
         elif token.text == "[" and _ends_value(before):
             frame.subscript = True
-            if self._at(i + 1).kind != "text" or self._at(i + 2).text != "]":
-                self.cost.linear += 1  # the library copies a list to index it
+            self._add(self._head(i - 1), SELECT, COPY)
         self.stack.append(frame)
 
     def _call(self, i: int, frame: _Frame, name: _Token) -> None:
-        callee, cost = frame.callee, self.cost
+        callee = frame.callee
+        operand = self._head(i - 3) if frame.method else self._alone(i + 1)
         if callee in _MACROS and frame.method:
             frame.bound = self._at(i + 1).text
             if frame.bound in VARIABLES:
                 raise Fault(self._at(i + 1).at, f"{frame.bound!r} has a meaning already; name the element otherwise")
-            cost.loops += 1
-            cost.plain &= self._root(i - 3) != ""
-            cost.copies += callee in _COPYING
-            cost.levels = max(cost.levels, 1 + sum(bool(open_.bound) for open_ in self.stack))
+            self.cost.loops += 1
+            self.cost.copies += callee in _COPYING
+            self.cost.plain &= operand >= 0
+            self._add(operand, SELECT, COPY)
         elif callee in _FUNCTIONS:
-            cost.light += callee in _LIGHT
-            if callee not in _LIGHT | _SCALAR:
-                root = self._root(i - 3) if frame.method else self._at(i + 1).text
-                self._walks({root}, 6 if callee in _CALLED_BACK else 1)
-                cost.tokens += _CALLBACK if callee in _CALLED_BACK else 0
-                cost.texts += 1
+            called_back = callee in _CALLED_BACK
+            self.cost.count(self._depth(), CALLED_BACK if called_back else 0)
+            self._add(operand, CALL_BACK if called_back else WALK, COPY if callee in _LIGHT else READ)
         elif callee in _MACROS:
             raise Fault(name.at, f"{callee!r} belongs behind a list or a map and a dot")
         elif callee != "has" or frame.method:
@@ -335,7 +328,6 @@ class _Reader:
         if not frame.callee and not frame.subscript and frame.mark != "(":
             self.cost.width = max(self.cost.width, frame.commas + 1)
             self.cost.growth += max(0, frame.references - 1)
-            self.cost.linear += bool(frame.references)
 
     def _look_up(self, i: int, frame: _Frame, name: _Token) -> None:
         """`in_set(value, "set")` and `matches(value, "pattern")`, or either as a method of the value."""

@@ -1,37 +1,14 @@
 """A call's values as CEL takes them: measured, numbers converted, and what cannot be said in CEL set aside."""
 
-from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
 
-MAX_NODES = 3_000
-"""JSON values that are looked at; there is no rule that may cost as much as more of them do."""
+from validators.rulecost import MAX_NODES, Part, Problem
+
 _WIDEST = 18  # the exponent of the last decimal digit that a 64 bit integer may have
 _LEAST, _BEYOND = -(2**63), 2**63
 _DIGITS = Context(prec=40, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _ONE = Decimal(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a rule cannot be evaluated on a call: a stable word, and plain words that hold no values."""
-
-    kind: str
-    words: str
-
-
-@dataclass(slots=True)
-class Part:
-    """A value that rules may name: as CEL takes it, and how large it is; or why it cannot be taken.
-
-    `nodes` are the JSON values in it, `width` the children of the widest of them, `text` its bytes of text.
-    """
-
-    value: Any = None
-    nodes: int = 0
-    width: int = 0
-    text: int = 0
-    problem: Problem | None = None
 
 
 TOO_LARGE = Problem("too_large", "the call's arguments are too large for it")
@@ -69,12 +46,22 @@ def _convert(value: Any, part: Part) -> Any:
     if kind is dict or kind is list:
         if len(value) > MAX_NODES - part.nodes:
             raise _ProblemError(TOO_LARGE)
-        part.width = max(part.width, len(value))
-        if kind is list:
-            return [_convert(child, part) for child in value]
-        part.text += sum(map(text_size, value))
-        return {key: _convert(child, part) for key, child in value.items()}
+        return _container(value, part)
     raise _ProblemError(NUMBER)  # a HugeNumber
+
+
+def _container(value: dict[str, Any] | list[Any], part: Part) -> Any:
+    before = part.nodes
+    part.width = max(part.width, len(value))
+    converted: Any
+    if isinstance(value, list):
+        converted = [_convert(child, part) for child in value]
+    else:
+        part.text += sum(map(text_size, value))
+        converted = {key: _convert(child, part) for key, child in value.items()}
+    if before > 1:  # not the whole
+        part.element = max(part.element, part.nodes - before + 1)
+    return converted
 
 
 def text_size(value: str) -> int:

@@ -30,13 +30,13 @@ MAX_FINDINGS: Final = 5
 MAX_DETAIL: Final = 300
 """Characters of a finding's detail, and of where it is."""
 
-# Microseconds: at worst a check takes about the first, and listing what is at fault some ten times the second.
-_CHECKING: Final = 100_000
-# Long arguments may take longer, as they do everywhere else.
+# Microseconds that a check may take, by an upper bound. Long arguments may take longer, as they do everywhere else.
+_CHECKING: Final = 50_000
 _PER_VALUE: Final = 4
-_EXPLAINING: Final = 5_000
-# Every error carries the value that it is about: characters of arguments times errors.
-_COPYING: Final = 20_000_000
+# Errors that are listed at most, some 20 microseconds each, and characters of arguments times errors: each error
+# carries the value that it is about.
+_MOST_ERRORS: Final = 5_000
+_COPYING: Final = 200_000_000
 # Of memory, for all kept schemas together. Measured: a schema takes some 20 times its JSON, a pattern up to 200 kB.
 _CACHE_BYTES: Final = 128 * 1024 * 1024
 _BYTES_PER_BYTE: Final = 20
@@ -170,7 +170,8 @@ class _Compiled:
         if validator.is_valid(value):
             return [about.unusable("pattern")] if plan.loosened else []
         found: list[Finding] = []
-        if plan.cost.affordable(value, min(_EXPLAINING, _COPYING // (values + characters)), errors=True):
+        most = min(_MOST_ERRORS, _COPYING // (values + characters))
+        if plan.cost.explainable(value, most, _CHECKING):
             found = [about.invalid(*error, plan.names) for error in _errors(validator, value)]
         if not found:
             found = [about.invalid("schema", [], "the arguments do not match the tool's schema", plan.names)]

@@ -17,8 +17,6 @@ MAX_STEPS: Final = 64
 
 # Measured: each level of unevaluated* inside another makes the library look three to six times at what is below it.
 _UNEVALUATED: Final = 6
-# Putting an error into words takes some so many times what the check itself does, strings left aside.
-_WORDS: Final = 20
 # Beyond so many orders of compiling, what the library remembers is not relied upon; see `_recursion`.
 _MOST_ORDERS: Final = 1_000
 _MOST_REFERENCES: Final = 500
@@ -36,13 +34,13 @@ class Node:
     `others` (but the named), `members` (all) and `keys` to an object's; `prefix` and `items` to an array's.
     `reference` is the node that its `$ref` names, for the same value; `body` is the node whose schema it stands in and
     that references can name. `cost` counts microseconds per value, `character` and `key_character` per character of a
-    string or of the keys.
+    string or of the keys, `errors` what it may find at fault by itself.
     """
 
     body: int = 0
     reference: int | None = None
-
     cost: int = 1
+    errors: int = 0
     character: float = 0
     key_character: float = 0
     unevaluated: bool = False
@@ -84,15 +82,20 @@ class Cost:
         self.work = self._total()
         self._recursive, self._orders = _recursion(nodes)
 
-    def affordable(self, value: Any, budget: float, *, errors: bool = False) -> bool:
+    def affordable(self, value: Any, budget: float) -> bool:
         """Whether checking `value` is certain to end within about `budget` microseconds.
 
-        With `errors`, whether listing all its errors is: the library keeps every branch of every choice, again at
-        every level of choices. Finding out takes about as long as the budget at worst.
+        Finding out takes a few times as long as that at worst.
         """
-        if not errors and self._orders <= _MOST_ORDERS and self._walk(value, budget / self._orders, recalling=True):
-            return True
-        return self._walk(value, budget, errors=errors)
+        relied = bool(self._recursive) and self._orders <= _MOST_ORDERS
+        return (relied and self._walk(value, budget / self._orders, recalling=True)) or self._walk(value, budget)
+
+    def explainable(self, value: Any, most: float, budget: float) -> bool:
+        """Whether listing all errors of `value` gives at most `most` and takes at most about `budget` microseconds.
+
+        The library remembers nothing then, and keeps every branch of every choice, again at every level of choices.
+        """
+        return self._walk(value, most, errors=True) and self._walk(value, budget)
 
     def _walk(self, value: Any, budget: float, *, errors: bool = False, recalling: bool = False) -> bool:
         nodes = self._nodes
@@ -100,7 +103,7 @@ class Cost:
         stack = [(nodes[0], value, 1)]
         while stack:
             node, value, weight = stack.pop()
-            budget -= weight * (node.cost + _own_size(node, value) / (_WORDS if errors else 1))
+            budget -= weight * (node.errors if errors else node.cost + _own_size(node, value))
             if budget < 0:
                 return False
             inner = weight * _UNEVALUATED if node.unevaluated else weight
@@ -114,7 +117,7 @@ class Cost:
                     seen.add(key)
             for i, values in _applied(node, value):
                 if self._leaf[i] and not nodes[i].character:
-                    budget -= weight * nodes[i].cost * len(values)
+                    budget -= weight * (nodes[i].errors if errors else nodes[i].cost) * len(values)
                 elif budget >= len(values):
                     stack += [(nodes[i], inside, weight) for inside in values]
                 else:

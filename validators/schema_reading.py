@@ -159,6 +159,7 @@ class _Reader:
 
     def _schema(self, raw: Any, index: int) -> Any:
         if isinstance(raw, bool):
+            self.nodes[index].errors = 1
             return raw
         if not isinstance(raw, dict):
             raise UnusableSchemaError("not_a_schema")
@@ -194,16 +195,18 @@ class _Reader:
             result[key] = self._reference(value, node)
         elif key == "pattern":
             self._pattern(value, node, result)
+        node.errors += key in result
 
     def _value(self, key: str, value: Any, node: Node, result: dict[str, Any]) -> None:
         if key == "type":
             value = _type(value)
             if value is None:
                 return
-        layer = [value]
+        size, layer = 0, [value]
         while layer := _inside(layer):
-            node.cost += len(layer) // 4
-        node.cost += 4 * (key == "multipleOf")
+            size += len(layer)
+        node.cost += size // 4 + 4 * (key == "multipleOf")
+        node.errors += size if key in {"required", "dependentRequired"} else 0
         node.unique |= key == "uniqueItems"
         result[key] = _exact(value)
 

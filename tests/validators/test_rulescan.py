@@ -1,15 +1,21 @@
 import pytest
 from cel import compile as compile_cel
 
-from validators.rulescan import Cost, Fault, Scan, lines, pattern, scan
+from validators.rulecost import Cost, Part, Source
+from validators.rulescan import Fault, Scan, lines, pattern, scan
 
 
 def read(source: str) -> Scan:
     return scan(source, compile_cel(source), ["names"])
 
 
-def steps(source: str, nodes: int = 1_000, width: int = 100, text: int = 10_000) -> int:
-    return read(source).cost.steps(nodes, width, text)
+def steps(source: str, nodes: int = 1_000, width: int = 100, text: int = 10_000, small: str = "") -> float:
+    """What a rule costs where every argument is that large, but for one that holds nothing to speak of."""
+    found = read(source)
+    every = Part(nodes=nodes, width=width, element=nodes // 10, text=text)
+    parts: dict[Source, Part] = {("args", key): every for key in found.keys}
+    parts["args", small] = Part(nodes=1, text=10)
+    return found.cost.steps(parts, every)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +106,20 @@ def test_what_walks_copies_or_grows_costs_more(dearer: str, cheaper: str) -> Non
     assert steps(dearer) > steps(cheaper)
 
 
+def test_an_operand_costs_by_its_own_size() -> None:
+    named = "args.a.all(x, x == args.b && x in args.b)"
+    assert steps(named, small="b") < steps(named) / 30
+    assert steps("args.a.all(x, x != '') && size(args.b) > 1") < 2 * steps("args.a.all(x, x != '')")
+
+
 def test_a_plain_comparison_costs_next_to_nothing_however_large_the_rest_is() -> None:
-    assert steps("args.a == 1 && args.b < 2", nodes=10**6, width=10**6, text=0) < 50
+    assert steps("args.a == 1", nodes=10**6, width=10**6, text=10**6, small="a") < 50
 
 
 def test_no_comprehension_is_no_level() -> None:
-    assert Cost(tokens=3).steps(10**6, 10**6, 10**6) == 3
+    cost = Cost()
+    cost.count(0, 3)
+    assert cost.steps({}, Part(nodes=10**6, width=10**6, text=10**6)) == 3
 
 
 def test_a_pattern_is_compiled_or_its_fault_told() -> None:

@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from validators import parse_arguments
-from validators.rulevalues import MAX_NODES, NUMBER, TEXT, TOO_LARGE, part_of, text_size
+from validators.rulecost import MAX_NODES
+from validators.rulevalues import NUMBER, TEXT, TOO_LARGE, part_of, text_size
 
 
 def test_a_value_is_measured() -> None:
     part = part_of({"a": [Decimal(1), "é", None], "bc": {"d": True}})
     assert (part.value, part.problem) == ({"a": [1, "é", None], "bc": {"d": True}}, None)
-    assert (part.nodes, part.width, part.text) == (7, 3, 2 + 1 + 1 + 2)
+    assert (part.nodes, part.width, part.element, part.text) == (7, 3, 4, 2 + 1 + 1 + 2)
+    assert part_of(["a", "b"]).element == part_of("a").element == 1
 
 
 def test_a_value_beyond_measure_is_given_up_soon() -> None:

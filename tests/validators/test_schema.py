@@ -364,7 +364,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TREES.filter(bool), FLAT, FLAT, st.lists(st.dictionaries(st.sampled_from("abc"), JSON, max_size=3), max_size=4))
 def test_reading_a_schema_changes_no_answer(schema: Any, one: Any, two: Any, values: list[Any]) -> None:
     whole = {**schema, "$defs": {"one": one, "two": two}} if isinstance(schema, dict) else schema
@@ -493,7 +493,7 @@ def test_a_long_string_does_not_keep_the_rest_from_being_checked() -> None:
     text = "ab" * 200_000
     assert unusable(schema, {"a": text, "b": "x"}) == "too_much_work"
     assert faults(schema, {"a": text, "b": "y"}) == [("/b", "enum")]
-    assert faults(schema, {"c": " " * 100_000}) == [("/c", "pattern")]  # a plain pattern is cheap
+    assert faults(schema, {"c": " " * 50_000}) == [("/c", "pattern")]  # a plain pattern is cheap
     negated = {"properties": {"a": {"not": evil}, "b": {"enum": ["x"]}}}
     assert unusable(negated, {"a": text, "b": "y"}) == "too_much_work"
 
@@ -555,6 +555,7 @@ BOMBS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", range(len(BOMBS)))
 def test_no_schema_and_no_arguments_make_a_check_endless(number: int) -> None:
@@ -599,7 +600,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(ANYTHING, st.dictionaries(st.text(max_size=3), ANYTHING, max_size=3))
 def test_no_schema_makes_it_raise(parameters: Any, value: dict[str, Any]) -> None:
     arguments = parse_arguments(json.dumps(value).replace("NaN", "0").replace("Infinity", "9"))

@@ -1,0 +1,5 @@
+"""Fixtures of these tests that live elsewhere."""
+
+from tests.redis_server import redis_server
+
+__all__ = ["redis_server"]

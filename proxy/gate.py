@@ -16,6 +16,7 @@ import orjson
 
 from proxy.cut import set_choices
 from proxy.inject import Removal
+from proxy.plain import dumps
 from shadow.exchange import Answer, Choice, Dialect
 from shadow.wire import answers, sse
 from shadow.wire.answers import AnswerReader
@@ -175,14 +176,21 @@ class StreamGate:
         """The primary has said all; a choice that is held and did not finish is closed as it stands."""
         out = b""
         if rest := self._splitter.rest:
-            # What no blank line ended is no event, but some readers take it for one.
-            unsafe = rest.strip() and (self.waiting or _MAY_HOLD_CALL.search(rest))
-            out = self._keep_unread(rest) if unsafe else self._beside(rest)
+            out = self._rest(rest)
         for index, state in self._states.items():
             if state.held and not state.closed:
                 state.closed = True
                 self._signals.append((Signal.CLOSED, index))
         return out
+
+    def _rest(self, rest: bytes) -> bytes:
+        """What no blank line ended: no event, but some readers take it for one. Half of one is good for nobody."""
+        payload = sse.data_of(rest)
+        if payload is None and not _MAY_HOLD_CALL.search(rest):
+            return self._beside(rest)
+        if payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None):
+            return self._block(rest)
+        return self._keep_unread(rest) if self.waiting or _MAY_HOLD_CALL.search(rest) else b""
 
     def drop(self) -> None:
         """The primary failed: nothing that is held goes out any more."""
@@ -413,7 +421,7 @@ def with_messages(body: bytes, messages: Mapping[int, tuple[str, list[dict[str, 
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if calls:
             message["tool_calls"] = calls
-        new[place] = orjson.dumps(
+        new[place] = dumps(
             {
                 "index": choices["choices"][place].get("index", place),
                 "message": message,

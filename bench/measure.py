@@ -6,7 +6,7 @@ from typing import Any
 
 from bench import recording, stats
 from bench.procs import Unavailable, cpu_ns, memory
-from bench.systems import COMPARED, OUTSIDE, Load, System, Upstream
+from bench.systems import COMPARED, LARGER, OUTSIDE, Load, System, Upstream
 
 MEASURES = ("small", "chunk", "large")
 CONNECTIONS = 8
@@ -162,6 +162,8 @@ class Meter:
     ) -> tuple[float, dict[str, Any]]:
         """CPU nanoseconds of a load, its comparisons included where that is what is measured; the load's result."""
         compared = _outcomes(system, "compared") if system.name == COMPARED else 0.0
+        if system.name == LARGER:
+            body = recording.injected(body)
         before = cpu_ns(system.pid) if system.pid is not None else 0
         result = self._load(do, port=system.port, body=body.decode(), **options)
         if system.name == COMPARED:

@@ -22,7 +22,7 @@ from proxy.demo.building import RigError, cache_dir
 from proxy.demo.rig import free_port
 from proxy.demo.served import ProxyProcess
 
-DIRECT, RELAY, NGINX, ROUTER, LITELLM = "direct", "relay", "nginx", "vllm-router", "litellm"
+DIRECT, RELAY, LARGER, NGINX, ROUTER, LITELLM = "direct", "relay", "relay-larger", "nginx", "vllm-router", "litellm"
 OFF, OUTSIDE, DOOR, COMPARED, HUNG = (
     "counterproof",
     "counterproof-outside",
@@ -33,6 +33,7 @@ OFF, OUTSIDE, DOOR, COMPARED, HUNG = (
 TITLES = {
     DIRECT: "no proxy",
     RELAY: "bare relay (uvicorn + aiohttp)",
+    LARGER: "bare relay, the larger answer (its client asks for what is injected)",
     NGINX: "nginx (`proxy_buffering off`)",
     ROUTER: peers.VLLM_ROUTER.replace("==", " "),
     LITELLM: "LiteLLM proxy " + peers.LITELLM.partition("==")[2],
@@ -59,7 +60,7 @@ class System:
     @property
     def injects(self) -> bool | None:
         """Whether its requests must reach the upstream injected; None where that is not for the bench to say."""
-        return {OFF: False, OUTSIDE: False, DOOR: True, COMPARED: True}.get(self.name)
+        return {LARGER: True, OFF: False, OUTSIDE: False, DOOR: True, COMPARED: True}.get(self.name)
 
     def end(self) -> None:
         """Asks it to end, so that all of them end at once; the contexts then wait for each."""
@@ -174,6 +175,7 @@ def _litellm(at: int, folder: Path, core: int) -> contextlib.AbstractContextMana
 
 _OTHERS: dict[str, Callable[[int, Path, int], contextlib.AbstractContextManager[peers.Started]]] = {
     RELAY: _relay,
+    LARGER: _relay,
     NGINX: peers.nginx,
     ROUTER: peers.vllm_router,
     LITELLM: _litellm,

@@ -154,28 +154,39 @@ class _Finder:
             return None
         if len(found.choices) != 1:
             return None
-        choice, spans = found.choices[0], []
-        for owner, keys in ((found, self._top), (choice, self._choice)):
+        choice, spans, long = found.choices[0], [], None
+        for owner, keys in ((choice, self._choice), (found, self._top)):
             for name, key in keys:
                 value = getattr(owner, name)
-                if not len(value):
+                size = len(value)
+                if not size:
                     continue
-                start = payload.find(key) + len(key)
-                end = start + len(value)
+                at = payload.find(key) if long is None else _find_outside(payload, key, long)
+                start = at + len(key)
+                end = start + size
                 if not payload.startswith(value, start) or payload.find(key, end) >= 0:
                     return None
                 if value != _NULL:
                     spans.append((start, end))
+                if size > _LONG:
+                    long = (start, end)
         spans.sort()
         return spans, choice.delta == _EMPTY and choice.finish_reason == _NULL
 
 
+def _find_outside(text: bytes, key: bytes, span: tuple[int, int]) -> int:
+    """Where a key stands first, -1 for nowhere; what a long value holds is not looked through."""
+    at = text.find(key, 0, span[0])
+    return at if at >= 0 else text.find(key, span[1])
+
+
+_LONG = 4096  # bytes
 _NULL, _EMPTY = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 _finder = functools.lru_cache(maxsize=64)(_Finder)
 
 
 def _keys(names: frozenset[bytes]) -> list[tuple[str, bytes]]:
-    return [(name.decode(), b'"' + name + b'":') for name in names]
+    return [(name.decode(), b'"' + name + b'":') for name in sorted(names)]  # logprobs, the longest, come first
 
 
 def _raw(name: str) -> tuple[str, type[msgspec.Raw], msgspec.Raw]:

@@ -4,8 +4,8 @@ One task and one timer per slow answer look after both; the timer is set anew wh
 """
 
 import asyncio
+import itertools
 import time
-from collections import deque
 from typing import Protocol
 
 from proxy.upload import Upload
@@ -24,12 +24,18 @@ class Guard:
     """Cancels the task that made it when its client has `left`, or when the primary is `late`."""
 
     def __init__(self, waiting: Waiting, upload: Upload) -> None:
-        self.left = self.late = self.ended = False
+        self.left = self.late = False
         self.begun = self.silence = 0.0
         self._waiting, self._upload = waiting, upload
         self._serving = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._among: dict[Guard, None] | None = None
+
+    def wait(self, among: "dict[Guard, None]", silence: float) -> None:
+        """Waits among those whose answers may yet be there within a moment."""
+        self.begun, self.silence, self._among = time.monotonic(), silence, among
+        among[self] = None
 
     def start(self, tasks: Tasks) -> None:
         """Looks after an answer that takes its time."""
@@ -37,8 +43,9 @@ class Guard:
         self._ring()
 
     def end(self) -> None:
-        """The answer has ended."""
-        self.ended = True
+        """The answer has ended. It is let go of at once: a garbage collection looks through whatever is kept."""
+        if self._among is not None:
+            self._among.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._watching is not None:
@@ -69,13 +76,12 @@ class Guards:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._young: deque[Guard] = deque()
+        self._young: dict[Guard, None] = {}  # in the order in which they began
         self._sweeping = False
 
     def begin(self, guard: Guard, silence: float) -> None:
         """Looks after an answer from now on; `silence` is how long the primary may say nothing, in seconds."""
-        guard.begun, guard.silence = time.monotonic(), silence
-        self._young.append(guard)
+        guard.wait(self._young, silence)
         if not self._sweeping:
             self._sweep_later()
 
@@ -86,9 +92,9 @@ class Guards:
     def _sweep(self) -> None:
         self._sweeping = False
         before = time.monotonic() - _MOMENT_S
-        while self._young and self._young[0].begun <= before:
-            guard = self._young.popleft()
-            if not guard.ended and not self._tasks.closed:
+        for guard in list(itertools.takewhile(lambda guard: guard.begun <= before, self._young)):
+            del self._young[guard]
+            if not self._tasks.closed:
                 guard.start(self._tasks)
         if self._young:
             self._sweep_later()

@@ -33,6 +33,7 @@ _HOP_BY_HOP = frozenset(
 # `Host` is set anew; `Expect` is answered here, where the client waits.
 _NOT_TO_PRIMARY = _HOP_BY_HOP | {b"host", b"expect"}
 _NOT_WHEN_EDITED = _HOP_BY_HOP | {b"content-length"}
+_KEPT = frozenset({b"keep-alive"})  # what nearly every request's `Connection` names
 _UNSENDABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what the ASGI server refuses to write in a value
 
 
@@ -63,6 +64,8 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 def _named(headers: Headers) -> AbstractSet[bytes]:
     """The names that a message's own `Connection` makes hop-by-hop."""
     lists = [value for name, value in headers if name.lower() == b"connection"]
+    if not lists or lists in ([b"keep-alive"], [b"Keep-Alive"]):
+        return _KEPT
     return {token.strip().lower() for value in lists for token in value.split(b",")}
 
 
@@ -83,9 +86,8 @@ def to_primary(
     answer is asked for where it is edited or held; `authorization` is what the primary gets for its own.
     """
     dropped = _not_to_primary(buffered, readable, drop)
-    names = [name for name, _ in headers]
-    if b"connection" in names:
-        dropped |= _named(headers)
+    if not (named := _named(headers)) <= dropped:
+        dropped |= named
     try:
         kept = [(name.decode(), value.decode()) for name, value in headers if name not in dropped]
     except UnicodeDecodeError:
@@ -112,10 +114,9 @@ def to_client(headers: Headers, *, status: int, edited: bool, length: int | None
     left out.
     """
     dropped: AbstractSet[bytes] = _NOT_WHEN_EDITED if edited or status == 304 else _HOP_BY_HOP
-    names = [name.lower() for name, _ in headers]
-    if b"connection" in names:
-        dropped |= _named(headers)
-    kept = [pair for name, pair in zip(names, headers, strict=True) if name not in dropped]
+    kept = [pair for pair in headers if pair[0].lower() not in dropped]
+    if len(kept) < len(headers) and not (named := _named(headers)) <= dropped:
+        kept = [pair for pair in kept if pair[0].lower() not in named]
     if _UNSENDABLE.search(b"".join([value for _, value in kept])):
         kept = [(name, value) for name, value in kept if not _UNSENDABLE.search(value)]
     return kept if length is None else [*kept, (b"content-length", str(length).encode())]

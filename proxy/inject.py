@@ -5,6 +5,8 @@ own fields as they are. Never where the visible answer would change. Pure; the r
 a real engine.
 """
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,21 +51,19 @@ def plan(
         return None
     ids = not request.client_token_ids
     logprobs = level is Level.FULL and k >= 2 and _may_add_logprobs(request) and _fits(request, room, longest)
-    members: dict[bytes, bytes] = {}
-    if ids:
-        members[b"return_token_ids"] = b"true"
-    if logprobs:
-        members |= _logprobs_members(request.dialect, k)
-    if not members:
+    if not ids and not logprobs:
         return None
+    members, names = _members(request.dialect, ids=ids, k=k if logprobs else 0)
     try:
-        if request.body.keys().isdisjoint(key.decode() for key in members):
+        if request.body.keys().isdisjoint(names):
             sent = add_members(body, members, empty=not request.body)
         else:
             sent = set_members(body, members)
     except NotJsonError:
         return None
-    return Injection(sent, _nulls(request, ids=ids, logprobs=logprobs))
+    # A chunk with an empty delta is plain where the client itself asked for what it carries.
+    only_ours = ids and request.stream and not request.client_logprobs
+    return Injection(sent, _nulls(request.dialect, ids=ids, logprobs=logprobs, drop_empty=only_ours))
 
 
 def _may(request: Request) -> bool:
@@ -89,27 +89,26 @@ def _may_add_logprobs(request: Request) -> bool:
     return request.dialect is not Dialect.CHAT or body.get("top_logprobs") is None
 
 
-def _logprobs_members(dialect: Dialect, k: int) -> dict[bytes, bytes]:
-    number = str(min(k, 5)).encode()
-    # Without the last one, a winner that was not emitted has no id on the wire: only text.
-    as_ids = {b"return_tokens_as_token_ids": b"true"}
-    if dialect is Dialect.CHAT:
-        return {b"logprobs": b"true", b"top_logprobs": number} | as_ids
-    return {b"logprobs": number} | as_ids
+@functools.lru_cache(maxsize=64)
+def _members(dialect: Dialect, *, ids: bool, k: int) -> tuple[Mapping[bytes, bytes], frozenset[str]]:
+    """What is put in, and the names of it; `k` is 0 where no logprobs are asked for."""
+    members = {b"return_token_ids": b"true"} if ids else {}
+    if k:
+        number = str(min(k, 5)).encode()
+        chat = {b"logprobs": b"true", b"top_logprobs": number}
+        members |= chat if dialect is Dialect.CHAT else {b"logprobs": number}
+        # Without this one, a winner that was not emitted has no id on the wire: only text.
+        members[b"return_tokens_as_token_ids"] = b"true"
+    return members, frozenset(name.decode() for name in members)
 
 
-def _nulls(request: Request, *, ids: bool, logprobs: bool) -> Nulls:
+@functools.lru_cache(maxsize=64)
+def _nulls(dialect: Dialect, *, ids: bool, logprobs: bool, drop_empty: bool) -> Nulls:
     nothing: frozenset[bytes] = frozenset()
     cut = _LOGPROBS if logprobs else nothing
-    if request.dialect is Dialect.COMPLETIONS:
+    if dialect is Dialect.COMPLETIONS:
         return Nulls(nothing, cut | (_COMPLETIONS_CHOICE if ids else nothing))
-    # A chunk with an empty delta is plain where the client itself asked for what it carries.
-    only_ours = ids and not request.client_logprobs
-    return Nulls(
-        _CHAT_TOP if ids else nothing,
-        cut | (_CHAT_CHOICE if ids else nothing),
-        drop_empty=request.stream and only_ours,
-    )
+    return Nulls(_CHAT_TOP if ids else nothing, cut | (_CHAT_CHOICE if ids else nothing), drop_empty=drop_empty)
 
 
 class Removal:

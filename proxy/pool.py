@@ -8,10 +8,13 @@ from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
+from aiohttp import hdrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
-from aiohttp.payload import BytesPayload
+from multidict import CIMultiDict
 from yarl import URL
+
+from proxy.joined import joined
 
 Body = bytes | AsyncIterator[bytes] | None
 
@@ -20,6 +23,7 @@ _READ_BUFFER = 256 * 1024
 _HEAD_BYTES = 256 * 1024  # of an answer's single header; the primary's headers are its own business
 _HEADERS = 10_000
 _LARGE_BODY = 1024 * 1024  # aiohttp writes larger ones in pieces where it gets a file
+_NOT_ADDED = CIMultiDict[None](dict.fromkeys((hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)))
 
 
 class _Connection(ResponseHandler):
@@ -71,20 +75,53 @@ class _Connector(aiohttp.TCPConnector):
         super()._release(key, protocol, **options)
 
 
+class _BodyBehind:
+    """Stands in for a transport while a head is written: the body goes with it, in one write where that is cheaper."""
+
+    def __init__(self, transport: asyncio.Transport, body: bytes) -> None:
+        self._transport, self._body = transport, body
+        self.is_closing = transport.is_closing
+
+    def write(self, head: bytes) -> None:
+        joined(self._transport, head, self._body)
+
+
 class _Request(ClientRequest):
-    """Writes a small body right behind its head: aiohttp makes a task of it (which begins at once from Python 3.12)."""
+    """A request with the headers that it is given and no others, and a small body right behind its head.
+
+    aiohttp looks for headers to add one by one, and has a small body written by a task (which begins at once from
+    Python 3.12).
+    """
+
+    _small: bytes | None = None
+
+    def update_headers(self, headers: Any) -> None:
+        self.headers = CIMultiDict(((hdrs.HOST, self.url.host_port_subcomponent or ""),))
+        self.headers.extend(headers)
+
+    def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002  (aiohttp's signature)
+        self._skip_auto_headers = _NOT_ADDED
+
+    def update_body_from_data(self, body: Any, _stacklevel: int = 3) -> None:
+        if type(body) is not bytes:
+            super().update_body_from_data(body, _stacklevel)
+            return
+        self._small = body
+        self.headers.setdefault(hdrs.CONTENT_LENGTH, str(len(body)))
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        body, protocol = self._body, conn.protocol
-        if not isinstance(body, BytesPayload) or protocol.writing_paused or self._continue is not None:
+        body, protocol = self._small, conn.protocol
+        transport = protocol.transport
+        if body is None or transport is None:
             return await super().send(conn)
-        self._body = None
+        if protocol.writing_paused or self._continue is not None:
+            super().update_body_from_data(body)
+            return await super().send(conn)
+        protocol.transport = _BodyBehind(transport, body)
         try:
-            response = await super().send(conn)
+            return await super().send(conn)  # which waits for nothing where it knows of no body
         finally:
-            self._body = body
-        protocol.transport.write(body._value)  # noqa: SLF001  (the bytes themselves)
-        return response
+            protocol.transport = transport
 
 
 class Pool:
@@ -145,7 +182,6 @@ def _session(connector: _Connector) -> aiohttp.ClientSession:
         connector=connector,
         request_class=_Request,
         auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=_READ_BUFFER,
         max_line_size=_HEAD_BYTES,
@@ -154,4 +190,5 @@ def _session(connector: _Connector) -> aiohttp.ClientSession:
         trust_env=False,
     )
     session._retry_connection = False  # noqa: SLF001  (`Pool.request` has one rule for all methods)
+    session._prepare_headers = CIMultiDict  # type: ignore[assignment]  # noqa: SLF001  (it has none to add)
     return session

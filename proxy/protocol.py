@@ -11,6 +11,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from proxy.http import Refusal
+from proxy.joined import HeadKept
 
 log = structlog.get_logger("counterproof.server")
 
@@ -46,7 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected; it owes a request's head."""
-        super().connection_made(transport)
+        kept: Any = HeadKept(transport, self.loop)  # as much of a transport as uvicorn uses
+        super().connection_made(kept)
         self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:

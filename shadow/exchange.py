@@ -166,8 +166,10 @@ _FLAG = TypeAdapter(bool)
 
 def flag(value: Any) -> bool | None:
     """A JSON value as the server's own model reads a boolean (1, "true" and "on" are True); None for anything else."""
+    if value is None or type(value) is bool:
+        return value
     try:
-        return None if value is None else _FLAG.validate_python(value)
+        return _FLAG.validate_python(value)
     except ValidationError:
         return None
 

@@ -154,15 +154,12 @@ class _Line:
 
     def __init__(self, reference: Reference, limits: Limits, sink: Sink, idle: Callable[[], None]) -> None:
         self.reference = reference
+        self.name = reference.name
         self.queue: asyncio.Queue[_Trial] = asyncio.Queue()
         self.count = 0
         self._size = 0
         self._sizes: dict[str, int] = {}
         self._limits, self._sink, self._idle = limits, sink, idle
-
-    @property
-    def name(self) -> str:
-        return self.reference.name
 
     def open(self, primary: Peer) -> bool:
         """Whether an exchange that begins now is likely to be asked about."""

@@ -3,7 +3,7 @@ import pytest
 from bench import report, stats
 from bench.byte_path import chosen
 from bench.measure import Figures
-from bench.systems import COMPARED, DIRECT, DOOR, HUNG, LITELLM, NGINX, OFF, RELAY, TITLES
+from bench.systems import COMPARED, DIRECT, DOOR, HUNG, LARGER, LITELLM, NGINX, OFF, RELAY, TITLES
 
 
 def figures(small: float, *, injected: int = 0) -> Figures:
@@ -15,8 +15,8 @@ def figures(small: float, *, injected: int = 0) -> Figures:
     [
         (None, False, list(TITLES)),
         (None, True, [name for name in TITLES if name != LITELLM]),
-        ("relay", True, [DIRECT, RELAY]),
-        ("litellm,relay", True, [DIRECT, RELAY, LITELLM]),
+        ("relay", True, [DIRECT, RELAY, LARGER]),
+        ("litellm,relay", True, [DIRECT, RELAY, LARGER, LITELLM]),
         ("counterproof-injected,nginx", False, [DIRECT, NGINX, DOOR]),
     ],
 )

@@ -405,3 +405,42 @@ def test_depth_does_not_matter(depth: int, opening: bytes, closing: bytes) -> No
 def test_time_grows_with_length_only(before: bytes, unit: bytes, after: bytes) -> None:
     """At this length, what is linear takes a second and what is quadratic takes minutes."""
     CHAT.apply(before + unit * 150_000 + after)
+
+
+def long_answer(**parts: bytes) -> bytes:
+    entry = (
+        b'{"token":"token_id:7","logprob":-0.5,"bytes":[34,93],"top_logprobs":[{"token":"token_id:7","logprob":-0.5}]}'
+    )
+    entries = parts.get("entries", b",".join([entry] * 60))
+    return (
+        b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"'
+        + parts.get("content", b"x")
+        + b'"}'
+        b',"logprobs":{"content":[' + entries + b"]}" + parts.get("after", b"") + b',"finish_reason":"stop"'
+        b',"token_ids":[1,2]}' + parts.get("more", b"") + b'],"usage":{"a":1},"prompt_token_ids":[3,4]}'
+    )
+
+
+LONG = {
+    "usual": long_answer(),
+    "marks in the text": long_answer(content=rb"],\"finish_reason\": ,\"logprobs\":{\"content\":[ ]},\""),
+    "marks in a token": long_answer(entries=b",".join([b'{"token":"]},","logprob":-0.5,"bytes":[93]}'] * 120)),
+    "something after them": long_answer(after=b',"refusal":{"a":[1]}'),
+    "something after them that looks alike": long_answer(after=b',"refusal":{"content":[1]}'),
+    "a finish reason within": long_answer(entries=b'{"a":[{"b":[1]},"finish_reason"]},' * 150 + b"1"),
+    "another choice": long_answer(more=b',{"index":1,"logprobs":{"content":[1]},"finish_reason":"stop"}'),
+    "logprobs elsewhere, too": long_answer(content=b'","logprobs":{"content":[1]},"finish_reason":"'),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_answer_loses_its_logprobs_as_the_walk_has_it(name: str) -> None:
+    nulls = Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids", b"logprobs"}))
+    assert len(LONG[name]) > 4096
+    assert nulls.apply(LONG[name]) == nulls._walk(LONG[name])
+
+
+def test_a_long_answer_that_is_cut_off_is_returned_untouched() -> None:
+    nulls = Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids", b"logprobs"}))
+    for cut in (1, 10, 60, 100, 3000):
+        assert nulls.apply(LONG["usual"][:-cut]) == LONG["usual"][:-cut]

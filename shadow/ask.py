@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from shadow.errors import Garbage
@@ -154,13 +155,13 @@ def read_scoring(body: bytes, prompt: Sequence[int], output: Sequence[int]) -> T
     Raises:
         Garbage: not the shape that was asked for, a row without the token it is about, or logprobs that cannot be.
     """
-    choice = _only_choice(body)
-    rows = choice.get("prompt_logprobs")
-    if not isinstance(rows, list) or len(rows) != len(prompt) + len(output):
+    rows = _scored_rows(body)
+    if len(rows) != len(prompt) + len(output):
         raise Garbage("no prompt logprobs for every position")
     found: list[list[tuple[int, float]]] = []
     texts: dict[int, str] = {}
-    for token, row in zip(output, rows[len(prompt) :], strict=True):
+    for token, raw in zip(output, rows[len(prompt) :], strict=True):
+        row = orjson.loads(memoryview(raw))  # valid JSON: it was gone over
         if not isinstance(row, dict) or str(token) not in row:
             raise Garbage("prompt logprobs of other tokens than asked about")
         entries = {_id(key): entry for key, entry in row.items() if isinstance(entry, dict)}
@@ -179,6 +180,28 @@ def read_probe(body: bytes) -> list[tuple[int, float]]:
     if len(tokens) != 1 or not (row := tokens[0].row()):
         raise Garbage("a probe without candidates")
     return row
+
+
+class _ScoredChoice(msgspec.Struct):
+    prompt_logprobs: list[msgspec.Raw]
+
+
+class _Scored(msgspec.Struct):
+    choices: list[_ScoredChoice]
+
+
+_read_scored = msgspec.json.Decoder(_Scored).decode
+
+
+def _scored_rows(body: bytes) -> list[msgspec.Raw]:
+    """The rows of an answer's prompt logprobs, unread: of a long prompt's tens of megabytes only the end is needed."""
+    try:
+        choices = _read_scored(body).choices
+    except (msgspec.MsgspecError, RecursionError):
+        choices = []
+    if len(choices) != 1:
+        raise Garbage("no choice with prompt logprobs in the answer")
+    return choices[0].prompt_logprobs
 
 
 def _only_choice(body: bytes) -> dict[str, Any]:

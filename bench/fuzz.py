@@ -1,10 +1,11 @@
 """Seeded random tests of what reads untrusted bytes.
 
-    python -m bench.fuzz [sse|calls|all] [--seconds 60] [--seed 1] [--failures FOLDER] [--write]
+    python -m bench.fuzz [sse|calls|policy|refusal|all] [--seconds 60] [--seed 1] [--failures FOLDER] [--write]
     python -m bench.fuzz sse --replay FOLDER/sse-….hex
 
-Inputs are drawn by structure (`bench.fuzz_streams`); what must hold of each is in `bench.fuzz_checks`. The n-th input
-of a seed is the same everywhere. An input for which something does not hold is saved as hex; exit status 1 then.
+Inputs are drawn by structure (`bench.fuzz_streams`, `bench.fuzz_policies`); what must hold of each is in
+`bench.fuzz_checks`, `bench.fuzz_policies` and `bench.fuzz_refusals`. The n-th input of a seed is the same everywhere.
+An input for which something does not hold is saved as hex; exit status 1 then.
 """
 
 import argparse
@@ -21,14 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import fuzz_checks, fuzz_streams
+from bench import fuzz_checks, fuzz_policies, fuzz_refusals, fuzz_streams
 
 RESULT = Path(__file__).parent / "results" / "fuzz.md"
 _ABOUT = """\
 # Fuzzing
 
-Seeded, structure-aware random tests of what reads untrusted bytes: `python -m bench.fuzz`. Inputs are the streams of
-the tests' leak corpus and made-up ones, changed event by event, line by line, in their JSON and in their bytes."""
+Seeded, structure-aware random tests of what reads untrusted bytes, and policy files: `python -m bench.fuzz`. Inputs are
+the streams of the tests' leak corpus and made-up ones, changed event by event, line by line, in their JSON and in their
+bytes; and valid configurations, changed in their values, lines, words and bytes."""
 _MOST_FAILURES = 20
 
 
@@ -52,6 +54,18 @@ TARGETS: dict[str, Target] = {
         "smaller deltas; calls that are known come together again from deltas of any size and order.",
         fuzz_streams.stream,
         fuzz_checks.assembling,
+    ),
+    "policy": Target(
+        "Policies: any file is a configuration, or an error with a line for each fault, in bounded time; a policy that "
+        "is accepted judges any calls without raising.",
+        fuzz_policies.policy_file,
+        fuzz_policies.loading,
+    ),
+    "refusal": Target(
+        "Refusals: any verdict is told in a short text, in valid JSON; of a stream whose calls are refused, no reader "
+        "gets a call; of one whose calls are released, nothing is lost.",
+        fuzz_refusals.stream,
+        fuzz_refusals.refusing,
     ),
 }
 """What can be fuzzed, by name; one more is one more entry."""

@@ -41,8 +41,13 @@ def stream(chance: random.Random) -> bytes:
     draw = chance.choices((_of_corpus, _made_up, _soup), weights=(6, 3, 1))[0]
     body = draw(chance)
     for _ in range(chance.randint(0, 6)):
-        body = chance.choice(_CHANGES)(body, chance)[:MOST]
+        body = changed(body, chance)
     return body
+
+
+def changed(body: bytes, chance: random.Random) -> bytes:
+    """A stream with one change, at some level of its structure."""
+    return chance.choice(_CHANGES)(body, chance)[:MOST]
 
 
 def pieces_of(body: bytes, chance: random.Random) -> list[bytes]:

@@ -120,7 +120,12 @@ class Service:
         Raises:
             StartError: a named set cannot be read.
         """
-        await self.regime.open()
+        try:
+            await self.regime.open()
+        except StartError:
+            if self.ledger:
+                self.ledger.close()
+            raise
         await self.data.open()
         for mirror in self.mirrors:
             mirror.start()

@@ -24,12 +24,13 @@ from shadow.exchange import Choice, Dialect, Request
 from shadow.judge import Case, Judged
 from shadow.tasks import Tasks, Wait
 from shadow.wire import answers
-from validators import ToolCall
+from validators import ToolCall, Word
 from validators.decision import Opinion, Verdict
 from validators.policy import Action
 
 log = structlog.get_logger("counterproof.block")
 
+_ASIDE = 16_384  # characters of arguments; more of them are checked in a thread: it may take 0.1 s for each call
 Next = Callable[[], Awaitable[bytes]]
 
 
@@ -279,15 +280,24 @@ class Holding:
             fate = await self._fate(choice, verdict)
         except Exception as error:  # noqa: BLE001  (a fault of ours must not let a call out, nor leave it held)
             log.error("a call was not judged", exchange=self.exchange, error=type(error).__name__)
-            return _Fate(None, "refused", refusal.unread(self.exchange))
-        self.case.settle(choice.calls, verdict, released=fate.done == "released")
-        judged = Judged(choice.index, choice.calls, verdict)
-        self._record.judged(self.exchange, self.case.request, judged, fate.done, self._clock() - began)
+            verdict = Verdict(Word.UNVERIFIED, Action.REFUSE, why="internal_error")
+            fate = _Fate(None, "refused", refusal.unread(self.exchange))
+        try:
+            self._note(choice, verdict, fate.done, self._clock() - began)
+        except Exception as error:  # noqa: BLE001  (a record that cannot be made must not keep an answer back)
+            log.error("a verdict was not recorded", exchange=self.exchange, error=type(error).__name__)
         return fate
+
+    def _note(self, choice: Choice, verdict: Verdict, done: str, waited: float) -> None:
+        denied = verdict.action is Action.HOLD and done == "refused"
+        self.case.settle(choice.calls, verdict, released=done == "released", denied=denied)
+        judged = Judged(choice.index, choice.calls, verdict)
+        self._record.judged(self.exchange, self.case.request, judged, done, waited)
 
     async def _verdict(self, choice: Choice) -> Verdict:
         calls = choice.calls
-        own = self.case.own(calls)
+        large = sum(len(call.arguments) for call in calls) > _ASIDE
+        own = await asyncio.to_thread(self.case.own, calls) if large else self.case.own(calls)
         asked = self.signing.references if self.case.policy.agree else []
         opinions = {r.name: Opinion(r.name, twin=False, findings=None) for r in asked}
 

@@ -62,7 +62,7 @@ class Blocking:
         """A request under the rulebook in force."""
         references = sum(reference.role != "twin" for reference in mirror.references)
         book = self._regime.book(references)
-        self._regime.saw(references, request.tool_names)
+        self._regime.saw(request.tool_names)
         headers = {name: heads[name.encode()].decode("latin-1") for name in book.headers if name.encode() in heads}
         return Case(book, request, body, f"{_credential(heads)}:{conversation}", headers)
 

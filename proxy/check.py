@@ -1,10 +1,14 @@
-"""`counterproof check`: what each engine can do, and whether each shadow may speak about this primary."""
+"""`counterproof check`: what each engine can do, whether each shadow may speak about this primary, named sets."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from proxy.errors import StartError
+from proxy.regime import keeper_of, sets_unread
+from proxy.sets import SetError
 from proxy.settings import Settings
 from shadow.capabilities import Capabilities, discover, refusal_as_pair
 from shadow.engine import Endpoint, Engine
@@ -36,6 +40,21 @@ class Checked:
             "refusal": self.refusal,
             "capabilities": self.can.as_dict() if self.can else None,
         }
+
+
+async def check_sets(settings: Settings, path: Path | None) -> None:
+    """Reads every named set once; `path` is the configuration's file.
+
+    Raises:
+        StartError: a set cannot be read, as it would be at start.
+    """
+    keeper = keeper_of(settings.policy, settings.state, path)
+    try:
+        await keeper.open()
+    except SetError as error:
+        raise StartError(*sets_unread(error)) from None
+    finally:
+        await keeper.close()
 
 
 async def check(settings: Settings, progress: Callable[[str], None]) -> list[Checked]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from proxy import configfile, logs, show
-from proxy.check import Checked
+from proxy.check import Checked, check_sets
 from proxy.check import check as check_engines
 from proxy.errors import StartError
 from proxy.ledger import LedgerError, LedgerReader
@@ -130,8 +130,11 @@ def _greet(settings: Settings, data: str, control: str) -> None:
 
 @app.command()
 def check(config: Config = None, primary: Primary = None, shadow: Shadow = None, as_json: AsJson = False) -> None:
-    """Validate the configuration and ask every engine what it can do. Exit code 1 if one is away or unfit."""
+    """Validate the configuration, read its sets, ask every engine what it can do. Exit code 1: one is away or unfit."""
     settings = configfile.load(config, _overrides(primary, shadow))
+    asyncio.run(check_sets(settings, config))
+    for warning in settings.policy.warnings(max(settings.voters.values())):
+        err.print(f"policy: {warning}", markup=False, highlight=False, soft_wrap=True)
     found = _with_progress(settings)
     if as_json:
         _print_json([engine.as_dict() for engine in found])

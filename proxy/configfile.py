@@ -57,7 +57,7 @@ def load(
         return Settings(**merged)
     except ValidationError as error:
         where = _Where(path, lines, from_env, overrides or {})
-        raise ConfigError(*(where.line(fault) for fault in error.errors())) from None
+        raise ConfigError(*(line for fault in error.errors() for line in where.lines(fault))) from None
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Location, int]]:
@@ -181,10 +181,16 @@ class _Where:
         self._path, self._lines = path, lines
         self._environment, self._overrides = environment, overrides
 
-    def line(self, fault: ErrorDetails) -> str:
+    def lines(self, fault: ErrorDetails) -> Iterator[str]:
         error = fault.get("ctx", {}).get("error")
-        at = error.at if isinstance(error, FaultAt) else fault["loc"]
-        return f"{self._origin(at)}{_dotted(at)}{': ' if at else ''}{self._message(fault)}"
+        if isinstance(error, FaultAt):
+            for one in (error, *error.others):
+                yield self._line(one.at, str(one))
+        else:  # of a mapping's own key, pydantic says `[key]` behind it
+            yield self._line(tuple(part for part in fault["loc"] if part != "[key]"), self._message(fault))
+
+    def _line(self, at: Location, message: str) -> str:
+        return f"{self._origin(at)}{_dotted(at)}{': ' if at else ''}{message}"
 
     def _origin(self, at: Location) -> str:
         if _has(self._overrides, at):

@@ -1,6 +1,7 @@
 """Kinds of values that the configuration is made of."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -64,11 +65,11 @@ Location = tuple[str | int, ...]
 
 
 class FaultAt(ValueError):  # noqa: N818  (read as a sentence where it is raised)
-    """A fault of the whole that shows at one place."""
+    """A fault of the whole that shows at one place, with the `others` that were found beside it."""
 
-    def __init__(self, at: Location, message: str) -> None:
+    def __init__(self, at: Location, message: str, others: Sequence["FaultAt"] = ()) -> None:
         super().__init__(message)
-        self.at = at
+        self.at, self.others = at, others
 
 
 class Section(BaseModel):

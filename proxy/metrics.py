@@ -158,6 +158,8 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        for result in ("taken", "refused"):  # from 0 on, so that an alert sees the first one
+            self._policy_reloads.labels(result)
         self._set_stale = Gauge(
             "counterproof_set_stale",
             "1 while a named set cannot be read and its old values stay.",

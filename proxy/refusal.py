@@ -5,16 +5,17 @@ message, never `tool_calls` with an empty list, never a status that SDKs repeat.
 plain words, and may repeat argument values: it goes to the client whose call it is, and nowhere else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-import orjson
-
+from proxy import plain
 from proxy.gate import Frame
 from proxy.http import Refusal
+from proxy.plain import dumps, short
 from shadow.exchange import Request
 from validators import Difference, Finding, ToolCall, Word
+from validators.calls import Side
 from validators.decision import Verdict
 
 PREFIX = "[counterproof] "
@@ -23,8 +24,8 @@ STATUS = 422
 
 _KIND = "tool_call_refused"
 _MOST_REASONS = 5
-_MOST_CHARACTERS = 160  # of one value or one reason
-_NO_VALUE = "absent"
+_MOST_NAME = 80
+_MOST_DETAIL = 300  # what a schema's finding and a rule's message may have
 
 _WITHOUT_REFERENCE = {
     "unknown_tool": "this request offers no such tool",
@@ -32,15 +33,20 @@ _WITHOUT_REFERENCE = {
     "unclosed": "its arguments end before they are whole",
     "not_an_object": "its arguments are no JSON object",
     "too_deep": "its arguments nest too deep",
+    "schema": "its arguments do not match the tool's schema",
     "schema_unusable": "its arguments could not be checked: the tool's own schema is not usable",
+    "rule": "a rule does not allow it",
+    "rule_error": "a rule could not be evaluated on it",
     "repeated": "the same call was made before",
     "refused_before": "the same call was refused before, and nothing of it has changed",
 }
+_REFERENCE = "the reference configuration of this model, on the same history,"
 _DIFFERS = {
-    "name": "the reference configuration of this model, on the same history, calls another tool",
-    "no_call": "the reference configuration of this model, on the same history, makes no tool call here",
-    "missing": "the reference configuration of this model, on the same history, makes one more call",
-    "extra": "the reference configuration of this model, on the same history, does not make this call",
+    "name": f"{_REFERENCE} calls another tool",
+    "arguments": f"{_REFERENCE} gives it other arguments",
+    "no_call": f"{_REFERENCE} makes no tool call here",
+    "missing": f"{_REFERENCE} makes one more call",
+    "extra": f"{_REFERENCE} does not make this call",
 }
 _ACTED_ON = {
     Word.NEAR_TIE: "the model was close to another choice here",
@@ -48,12 +54,32 @@ _ACTED_ON = {
     Word.MATCH: "this tool's calls need more than a second opinion",
     Word.EQUIVALENT: "this tool's calls need more than a second opinion",
 }
+_UNHEARD = {
+    "no_reference": "there is no reference to ask",
+    "no_quorum": "too few references agree",
+    "timeout": "the reference did not answer in time",
+    "refused": "the reference does not take this request",
+}
+_AWAY = frozenset({"cold", "unreachable", "circuit_open", "server_error", "garbage", "failed", "internal_error"})
+_UNFIT = frozenset({"tokenizer_unknown", "tokenizer_differs", "context_too_short", "no_token_input"})
 
 
 def text(verdict: Verdict, exchange: str) -> str:
     """The refusal of a choice's calls, with its prefix."""
-    findings = [finding for _shadow, finding in verdict.findings if finding.word is verdict.word]
-    return _text(_named(findings, verdict), _reasons(findings, verdict), exchange)
+    findings = _asking(verdict)
+    tools = [finding.tool for finding in findings or [finding for _shadow, finding in verdict.findings]]
+    return (
+        f"{PREFIX}The call of {_list(tools)} was refused: {'; '.join(_reasons(findings, verdict))}. Nothing was "
+        f"executed. Do not repeat this call unchanged. ({exchange})"
+    )
+
+
+def _asking(verdict: Verdict) -> list[Finding]:
+    """The findings that the refusal rests on: all of the word of what asked for it, which may not be the worst word."""
+    found = [finding for _shadow, finding in verdict.findings]
+    words = {finding.word for finding in found if (finding.reason or finding.word.value) == verdict.why}
+    word = min(words, key=list(Word).index, default=verdict.word)
+    return [finding for finding in found if finding.word is word]
 
 
 def unread(exchange: str) -> str:
@@ -67,7 +93,12 @@ def too_large(exchange: str) -> str:
 
 
 def pending(tools: Sequence[str], approval: str, exchange: str) -> str:
-    """What is said of a call that waited for a person in vain."""
+    """What is said of a call that waited for a person in vain; `approval` is empty where nobody was asked."""
+    if not approval:
+        return (
+            f"{PREFIX}The call of {_list(tools)} needs a person's approval, and too many calls wait for one already. "
+            f"Nothing was executed. The same call may be made again later, unchanged. ({exchange})"
+        )
     return (
         f"{PREFIX}The call of {_list(tools)} needs a person's approval ({approval}), and nobody has decided yet. "
         f"Nothing was executed. Once it is approved, the same call may be made again, unchanged. ({exchange})"
@@ -82,61 +113,50 @@ def denied(tools: Sequence[str], exchange: str) -> str:
     )
 
 
-def _text(tools: str, reasons: Sequence[str], exchange: str) -> str:
-    return (
-        f"{PREFIX}The call of {tools} was refused: {'; '.join(reasons)}. Nothing was executed. "
-        f"Do not repeat this call unchanged. ({exchange})"
-    )
-
-
-def _named(findings: Iterable[Finding], verdict: Verdict) -> str:
-    tools = [finding.tool for finding in findings] or [finding.tool for _, finding in verdict.findings]
-    return _list(list(dict.fromkeys(tools)))
-
-
 def _list(tools: Sequence[str]) -> str:
-    shown = [_short(tool, 80) or "a tool without a name" for tool in tools[:_MOST_REASONS]]
-    return ", ".join(shown) + (" and more" if len(tools) > _MOST_REASONS else "") or "a tool"
+    """The tools' names, each once, no more than a few."""
+    names = list(dict.fromkeys(tools))
+    shown = [short(name, _MOST_NAME) or "a tool without a name" for name in names[:_MOST_REASONS]]
+    return ", ".join(shown) + (" and more" if len(names) > _MOST_REASONS else "") or "a tool"
 
 
 def _reasons(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
-    told = list(dict.fromkeys(reason for finding in findings for reason in _reason(finding)))
+    told = list(dict.fromkeys(reason for finding in findings for reason in _reason(finding)))[:_MOST_REASONS]
     if verdict.why == "substitute_refused":
         told.append("what the reference calls instead is not allowed either")
-    return told[:_MOST_REASONS] or [_short(verdict.why or verdict.word.value)]
+    return told or [short(verdict.why or verdict.word.value)]
 
 
 def _reason(finding: Finding) -> list[str]:
     """One finding in plain words: a line each for what differs."""
     if finding.detail:
-        at = f"{finding.where}: " if finding.where else ""
-        return [_short(at + finding.detail)]
+        return [short(finding.detail, _MOST_DETAIL)]
     if finding.word is Word.UNVERIFIED and finding.reason not in _WITHOUT_REFERENCE:
-        return [f"no second opinion could be had ({finding.reason})"]
+        return [f"no second opinion could be had: {_unheard(finding.reason)}"]
     if finding.word is Word.MISMATCH and finding.differences:
         return [_difference(difference) for difference in finding.differences[:_MOST_REASONS]]
-    known = _WITHOUT_REFERENCE.get(finding.reason) or _DIFFERS.get(finding.reason) or _ACTED_ON.get(finding.word)
-    return [known or _short(finding.reason or finding.word.value)]
+    known = _WITHOUT_REFERENCE.get(finding.reason) or _ACTED_ON.get(finding.word) or _DIFFERS.get(finding.reason)
+    return [known or short(finding.reason or finding.word.value)]
+
+
+def _unheard(reason: str) -> str:
+    """Why there is no second opinion; the stable word stands beside what several have in common."""
+    if reason in _UNHEARD:
+        return _UNHEARD[reason]
+    if reason in _AWAY:
+        return f"the reference could not be asked ({reason})"
+    return f"the reference is not fit for this model ({reason})" if reason in _UNFIT else _uncompared(reason)
+
+
+def _uncompared(reason: str) -> str:
+    return f"this answer could not be compared ({short(reason)})" if reason else "this answer could not be compared"
 
 
 def _difference(difference: Difference) -> str:
-    ours, theirs = (_value(difference, side) for side in ("primary", "reference"))
-    return f"argument {_short(difference.pointer)} is {ours}, where the reference configuration has {theirs}"
-
-
-def _value(difference: Difference, side: str) -> str:
-    if difference.side.value not in {"changed", f"only_{side}"}:
-        return _NO_VALUE
-    value = getattr(difference, side)
-    try:
-        return _short(orjson.dumps(value, default=str).decode())
-    except orjson.JSONEncodeError:
-        return _short(str(value))
-
-
-def _short(text_: str, most: int = _MOST_CHARACTERS) -> str:
-    plain = " ".join(text_.split())
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
+    ours = plain.value(difference.primary) if difference.side is not Side.REFERENCE else "absent"
+    theirs = plain.value(difference.reference) if difference.side is not Side.PRIMARY else "none"
+    where = f"argument {short(difference.pointer)}" if difference.pointer else "what it is called with"
+    return f"{where} is {ours}, where the reference configuration has {theirs}"
 
 
 # --- in each form -----------------------------------------------------------------------------------------------------
@@ -155,7 +175,7 @@ def as_status(message: str) -> Refusal:
 def error_event(message: str) -> bytes:
     """The refusal as an error inside a stream."""
     error = {"message": message, "type": _KIND, "param": None, "code": _KIND}
-    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+    return b"data: " + dumps({"error": error}) + b"\n\n"
 
 
 def after(said: str, message: str) -> str:
@@ -203,4 +223,4 @@ def chunk(frame: Frame, index: int, delta: dict[str, Any], finish: str | None) -
         "model": frame.model,
         "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
     }
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dumps(value) + b"\n\n"

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from pathlib import Path
+from threading import Lock
 
 import structlog
 
@@ -12,7 +14,7 @@ from proxy.errors import ConfigError, StartError
 from proxy.metrics import Metrics
 from proxy.policies import PolicySettings
 from proxy.sets import SetError, SetKeeper
-from proxy.settings import Mode, Settings
+from proxy.settings import Mode, Settings, StateSettings
 from shadow.judge import Rulebook
 from shadow.tasks import Tasks
 from validators.policy import SeenGlobs
@@ -21,7 +23,9 @@ from validators.schema import Schemas
 
 log = structlog.get_logger("counterproof.policy")
 
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.5
+_OFFERS = 1000  # requests with tools after which a glob that has applied to none of them is told
+_OFFERED, _LONGEST_NAME = 128, 256  # tools of one request that are looked at: they are the client's to write
 
 
 class Regime:
@@ -41,13 +45,13 @@ class Regime:
     ) -> None:
         self.mode: Mode = settings.mode
         self._metrics, self._path, self._load = metrics, path, load
+        self._started, self._voters = settings, settings.voters
         self._tasks = Tasks("policy")
-        self._schemas, self._repeats = Schemas(), Repeats(clock=time.monotonic)
-        self._policy = settings.policy
-        self._keeper = SetKeeper(settings.policy.sets, on_stale=metrics.set_stale)
+        self._schemas, self._repeats, self._repeats_lock = Schemas(), Repeats(clock=time.monotonic), Lock()
+        self._configured_mode, self._policy = settings.mode, settings.policy
+        self._keeper = self._keep(settings.policy)
         self._books: dict[int, Rulebook] = {}
-        self._seen: dict[int, SeenGlobs] = {}
-        self._version = _signature(path)
+        self._seen, self._offers = _seen(settings.policy), 0
         metrics.mode(self.mode)
 
     async def open(self) -> None:
@@ -59,9 +63,8 @@ class Regime:
         try:
             await self._keeper.open()
         except SetError as error:
-            raise StartError(f"policy.sets: {error}") from None
-        for warning in self._policy.warnings(1):
-            log.warning("policy", warning=warning)
+            raise StartError(*sets_unread(error)) from None
+        self._warn()
         if self._path is not None and self._load is not None:
             self._tasks.start("follow", self._follow(self._path, self._load))
 
@@ -69,6 +72,8 @@ class Regime:
         """Stops following."""
         await self._tasks.close()
         await self._keeper.close()
+
+    # --- what is in force -------------------------------------------------------------------------------------
 
     @property
     def policy(self) -> PolicySettings:
@@ -95,73 +100,147 @@ class Regime:
         """The rulebook for a primary with so many references that may vote."""
         book = self._books.get(references)
         if book is None:
-            policy = self._policy.compiled(references)
-            self._seen[references] = SeenGlobs(policy)
+            configured = self._policy
             book = Rulebook(
-                policy, self._policy.version, self._policy.headers, self._schemas, self._keeper.sets, self._repeats
+                configured.compiled(references),
+                configured.version,
+                configured.headers,
+                self._schemas,
+                self._keeper.sets,
+                self._repeats,
+                self._repeats_lock,
             )
             self._books[references] = book
         return book
 
-    def saw(self, references: int, tools: Iterable[str]) -> None:
-        """These tools were offered: the globs that never apply to any are told."""
-        if (seen := self._seen.get(references)) is not None:
-            for tool in tools:
-                seen.saw(tool)
+    def saw(self, tools: Collection[str]) -> None:
+        """A request offered these tools. Which globs have applied to none is told once: a typing error, perhaps."""
+        if self._seen is None or not tools:
+            return
+        for tool in islice(tools, _OFFERED):
+            if len(tool) <= _LONGEST_NAME:
+                self._seen.saw(tool)
+        self._offers += 1
+        if self._offers >= _OFFERS:
+            if unseen := self._seen.unseen():
+                log.warning("globs of the policy apply to no tool that was offered", globs=unseen, requests=_OFFERS)
+            self._seen = None
 
-    def unseen(self) -> Mapping[int, list[str]]:
-        """The globs that have not applied to any tool yet, by the number of references."""
-        return {references: seen.unseen() for references, seen in self._seen.items()}
+    # --- a new version ----------------------------------------------------------------------------------------
 
     async def _follow(self, path: Path, load: Callable[[], Settings]) -> None:
+        """Takes a version of the file that has kept still for one look, the first as well: it may be a newer one."""
+        known: tuple[int, ...] | None = ()
+        before: tuple[int, ...] | None = ()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            version = await asyncio.to_thread(_signature, path)
-            if version is not None and version != self._version:
-                self._version = version
+            now = await asyncio.to_thread(_signature, path)
+            still, before = now == before, now
+            if not still or now == known:
+                continue
+            known = now
+            if now is None:
+                log.warning("the configuration's file is gone; what is in force stays")
+            else:
                 await self._take(load)
 
     async def _take(self, load: Callable[[], Settings]) -> None:
         """Takes over mode and policy of a new version of the file, or says why not."""
         try:
             settings = await asyncio.to_thread(load)
+            self._references_suffice(settings.policy)
             changed = settings.policy != self._policy
-            if changed:
-                await self._replace(settings.policy)
+            before = await self._replace(settings.policy) if changed else None
+        except SetError as error:
+            self._refused(sets_unread(error))
         except ConfigError as error:
             self._refused(error.problems)
-            return
-        except SetError as error:
-            self._refused([f"policy.sets: {error}"])
-            return
-        if settings.mode != self.mode:
-            log.warning("mode", mode=settings.mode, before=self.mode)
-            self.mode = settings.mode
-            self._metrics.mode(self.mode)
-        if changed:
-            self._metrics.policy_reload("taken")
-            log.info("a new policy is in force", policy=self._policy.version)
-            for warning in self._policy.warnings(1):
-                log.warning("policy", warning=warning)
+        except Exception as error:  # noqa: BLE001  (whatever a version holds, the next one must be looked at)
+            self._refused([f"it cannot be read ({type(error).__name__})"])
+        else:
+            self._taken(settings, policy=changed)
+            if before is not None:
+                self._tasks.start("close", before.close())
 
-    async def _replace(self, policy: PolicySettings) -> None:
-        keeper = SetKeeper(policy.sets, on_stale=self._metrics.set_stale)
-        await keeper.open()
-        before, self._keeper, self._policy = self._keeper, keeper, policy
-        self._books, self._seen = {}, {}
-        await before.close()
+    def _references_suffice(self, policy: PolicySettings) -> None:
+        """Shadows stay as they were at the start, whatever the new version says of them."""
+        for primary, references in self._voters.items():
+            if references < (policy.agree or 0):
+                raise ConfigError(
+                    f"policy.agree: {policy.agree} references must countersign, and {primary} has {references} until "
+                    "the next start"
+                )
+
+    async def _replace(self, policy: PolicySettings) -> SetKeeper:
+        """Puts a policy and its sets in force; what kept the sets before is handed out to be closed."""
+        keeper = self._keep(policy)
+        try:
+            await keeper.open()
+        except asyncio.CancelledError:
+            await keeper.close()
+            raise
+        before, self._keeper = self._keeper, keeper
+        for name in self._policy.sets.keys() - policy.sets.keys():
+            self._metrics.set_stale(name, stale=False)
+        self._policy, self._books = policy, {}
+        self._seen, self._offers = _seen(policy), 0
+        return before
+
+    def _taken(self, settings: Settings, *, policy: bool) -> None:
+        mode = settings.mode != self._configured_mode  # one that was set since by other means stays, unless it changes
+        if mode:
+            log.warning("mode", mode=settings.mode, before=self.mode)
+            self.mode = self._configured_mode = settings.mode
+            self._metrics.mode(self.mode)
+        if policy:
+            log.info("a new policy is in force", policy=self._policy.version)
+            self._warn()
+        if mode or policy:
+            self._metrics.policy_reload("taken")
+        sections = [
+            name
+            for name in type(settings).model_fields
+            if name not in {"mode", "policy"} and getattr(settings, name) != getattr(self._started, name)
+        ]
+        if sections:
+            log.warning("these sections have changed, and are taken over at the next start only", sections=sections)
 
     def _refused(self, problems: Iterable[str]) -> None:
         self._metrics.policy_reload("refused")
         log.error("a new version of the configuration is refused; the old one stays", problems=list(problems))
 
+    def _keep(self, policy: PolicySettings) -> SetKeeper:
+        return keeper_of(policy, self._started.state, self._path, self._metrics.set_stale)
 
-def _signature(path: Path | None) -> tuple[int, int, int] | None:
+    def _warn(self) -> None:
+        for warning in self._policy.warnings(max(self._voters.values())):
+            log.warning("policy", warning=warning)
+
+
+def keeper_of(
+    policy: PolicySettings,
+    state: StateSettings,
+    path: Path | None,
+    on_stale: Callable[[str, bool], None] = lambda _name, _stale: None,
+) -> SetKeeper:
+    """What reads a policy's sets; the names of their files are relative to the configuration's own at `path`."""
+    url = state.url.get_secret_value() if state.url else None
+    return SetKeeper(policy.sets, redis_url=url, directory=path.parent if path else Path(), on_stale=on_stale)
+
+
+def sets_unread(error: SetError) -> list[str]:
+    """A line with its place for each set that cannot be read."""
+    return [f"policy.sets.{problem}" for problem in error.problems]
+
+
+def _seen(policy: PolicySettings) -> SeenGlobs | None:
+    return SeenGlobs(policy.compiled(0)) if policy.tools else None
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
     """Tells one version of a file from another; None where there is none now."""
-    if path is None:
-        return None
     try:
         stat = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino

@@ -189,6 +189,19 @@ class ControlSettings(Section):
     port: Port = 8081
 
 
+class StateSettings(Section):
+    """Where what replicas share is kept."""
+
+    url: SecretStr | None = Field(default=None, description="redis://host:6379/0: where named sets are looked up")
+
+    @field_validator("url")
+    @classmethod
+    def _redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and urlsplit(value.get_secret_value()).scheme not in {"redis", "rediss", "unix"}:
+            raise ValueError("a URL like redis://host:6379/0 was expected")
+        return value
+
+
 class LogSettings(Section):
     """What is said on standard error."""
 
@@ -222,6 +235,7 @@ class Settings(BaseSettings):
         default="observe", description="off, observe, or block: no tool call goes out before its verdict"
     )
     policy: PolicySettings = PolicySettings()
+    state: StateSettings = StateSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -240,6 +254,7 @@ class Settings(BaseSettings):
         self._shadows_are_others()
         self._keys_differ()
         self._references_suffice()
+        self._sets_have_their_source()
         lends = [at for at, primary, _ in self._primaries() if primary.api_key]
         if lends and not self.client_keys and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
             raise FaultAt(
@@ -272,15 +287,27 @@ class Settings(BaseSettings):
                         "is the primary itself; an engine cannot give a second opinion on itself",
                     )
 
+    def _sets_have_their_source(self) -> None:
+        for name, source in self.policy.sets.items():
+            if source.redis is not None and self.state.url is None:
+                raise FaultAt(("policy", "sets", name, "redis"), "is a key in Redis, and state.url names none")
+
+    @property
+    def voters(self) -> dict[str, int]:
+        """How many references may vote (twins never do), by the place of their primary in the configuration."""
+        return {
+            ".".join(map(str, at)): sum(shadow.role == "reference" for shadow in shadows)
+            for at, _primary, shadows in self._primaries()
+        }
+
     def _references_suffice(self) -> None:
         agree = self.policy.agree or 0
-        for _at, _primary, shadows in self._primaries():
-            references = sum(shadow.role == "reference" for shadow in shadows)
+        for primary, references in self.voters.items():
             if references < agree:
                 raise FaultAt(
                     ("policy", "agree"),
-                    f"{agree} references must countersign, and there are {references} (twins never vote): no call of "
-                    "that primary could ever be verified",
+                    f"{agree} references must countersign, and {primary} has {references} (twins never vote): none of "
+                    "its calls could ever be verified",
                 )
 
     def _keys_differ(self) -> None:

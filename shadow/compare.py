@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 
 from shadow.divergence import NEAR_TIE_NATS, Margin, Outcome, Position
-from shadow.exchange import Choice, Region, Request
-from validators import ComparePolicy, Finding, ToolCall, Word, match_calls, parse_arguments
+from shadow.exchange import Region
+from validators import ComparePolicy, Finding, ToolCall, Word, match_calls
 
 PolicyOf = Callable[[str], ComparePolicy]
 
@@ -18,20 +18,6 @@ _MAX_LEAK_STARTS = 256  # places in a text where a JSON object is tried; a text 
 def exact(_tool: str) -> ComparePolicy:
     """The policy that lets every difference count."""
     return ComparePolicy()
-
-
-def own_findings(request: Request, choice: Choice) -> list[Finding]:
-    """What can be said of a choice's calls without any reference: `invalid`, with its reason."""
-    names = request.tool_names
-    found = []
-    for i, call in enumerate(choice.calls):
-        problem = parse_arguments(call.arguments).problem
-        if call.name not in names:
-            found.append(Finding(Word.INVALID, call.name, i, "unknown_tool"))
-        elif problem:
-            found.append(Finding(Word.INVALID, call.name, i, problem))
-    leaked = leaked_calls(choice.content, names)
-    return found + [Finding(Word.INVALID, name, None, "leaked_markup") for name in leaked]
 
 
 def leaked_calls(content: str, names: frozenset[str]) -> list[str]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import structlog
+
+from shadow import compare
 from shadow.compare import PolicyOf
 from shadow.engine import Engine
 from shadow.errors import EngineError
@@ -10,6 +13,8 @@ from shadow.exchange import Choice, Continuation, Request
 from shadow.reference import Peer, Reference
 from shadow.regions import call_start
 from shadow.tasks import Tasks, Wait
+
+log = structlog.get_logger("counterproof.countersign")
 
 _EXPECTED = 512  # tokens of a call that is still being written
 
@@ -35,17 +40,20 @@ class Countersigning:
     def begin(self, choice: Choice) -> None:
         """Some of a choice's tokens are no text: the references go on from there, before anybody knows of a call.
 
-        Does nothing where the place cannot be told yet, or where it was begun already.
+        Does nothing where the place cannot be told yet, or where it was begun already; what was begun at another place
+        ends.
         """
         start = self._start(choice)
-        if start is None or choice.prompt_ids is None or choice.token_ids is None:
+        if start is None or choice.prompt_ids is None or len(choice.token_ids or ()) < start:
             return
-        history = [*choice.prompt_ids, *choice.token_ids[:start]]
+        history = [*choice.prompt_ids, *(choice.token_ids or ())[:start]]
         for reference in self._fit():
             key = (reference.name, choice.index)
-            can = reference.peer.can
-            if key in self._begun or can is None or not can.chat_prompt_ids:
+            can, begun = reference.peer.can, self._begun.get(key)
+            if can is None or not can.chat_prompt_ids or (begun is not None and begun[0] == start):
                 continue
+            if begun is not None:
+                begun[1].cancel()
             work = _continue(reference.peer.engine, self._request, history, start)
             self._begun[key] = (start, self._tasks.start(f"continue:{reference.name}", work))
 
@@ -70,19 +78,29 @@ class Countersigning:
         return self._tasks.start(f"ask:{reference.name}", self._ask(reference, choice, policy))
 
     async def _ask(self, reference: Reference, choice: Choice, policy: PolicyOf) -> ChoiceReport:
-        key = (reference.name, choice.index)
-        start = call_start(choice)
-        ready: Continuation | None = None
-        if (begun := self._begun.pop(key, None)) is not None:
-            if start is not None and begun[0] == start.index:
-                own = await begun[1]
-                ready = None if own is None else Continuation(begun[0], own)
-            else:
-                begun[1].cancel()
-        report = await reference.countersign(self._request, choice, self._primary, policy, ready)
+        try:
+            ready = await self._ready(reference.name, choice)
+            report = await reference.countersign(self._request, choice, self._primary, policy, ready)
+        except Exception as error:  # noqa: BLE001  (what an engine answers must not keep the others from being heard)
+            log.error("a reference could not be heard", shadow=reference.name, error=type(error).__name__)
+            findings = compare.unverified(choice.calls, "internal_error")
+            return ChoiceReport(choice.index, findings=findings, calls=choice.calls)
         if report.own is not None:
-            self.continued[key] = report.own
+            self.continued[reference.name, choice.index] = report.own
         return report
+
+    async def _ready(self, name: str, choice: Choice) -> Continuation | None:
+        """What was begun early, if the call began there, and nothing cut it short."""
+        if (begun := self._begun.pop((name, choice.index), None)) is None:
+            return None
+        (at, work), start = begun, call_start(choice)
+        if start is None or at != start.index:
+            work.cancel()
+            return None
+        own = await work
+        if own is None or _cut_short(own, choice, at):
+            return None
+        return Continuation(at, own)
 
     async def close(self) -> None:
         """Ends what is still asked."""
@@ -103,3 +121,8 @@ async def _continue(engine: Engine, request: Request, history: Sequence[int], st
         return await engine.go_on(request, history, used=start, expected=_EXPECTED)
     except EngineError:
         return None
+
+
+def _cut_short(own: Choice, choice: Choice, start: int) -> bool:
+    """Whether an answer met the limit that was set before anybody knew how long the call would be."""
+    return own.finish_reason == "length" and len(own.token_ids or ()) < len(choice.token_ids or ()) - start

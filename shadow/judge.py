@@ -6,24 +6,29 @@ repeats remember.
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
-from validators.rules import RequestFacts, Rule, Sets, check, holds
-from validators.schema import Schemas
+import orjson
 
 from shadow.compare import leaked_calls
 from shadow.exchange import Choice, Request
 from validators import Arguments, ComparePolicy, Finding, ToolCall, Word, parse_arguments
-from validators.decision import WANTS_PERSON, Opinion, Verdict, decide
+from validators.decision import WANTS_PERSON, Opinion, Verdict, action_for, decide
 from validators.policy import Action, Policy
 from validators.repeats import Repeats
+from validators.rules import RequestFacts, Rule, Sets, check, holds
+from validators.schema import Schemas
 
 
 @dataclass(frozen=True, slots=True)
 class Rulebook:
-    """What calls are judged by: one version of the policy, and what it looks things up in."""
+    """What calls are judged by: one version of the policy, and what it looks things up in.
+
+    `lock` is held while repeats are looked up or noted: the gate judges in its event loop, the mirror in threads.
+    """
 
     policy: Policy[Rule]
     version: str = ""
@@ -31,6 +36,7 @@ class Rulebook:
     schemas: Schemas = field(default_factory=Schemas)
     sets: Sets = field(default_factory=Sets)
     repeats: Repeats = field(default_factory=lambda: Repeats(clock=time.monotonic))
+    lock: Lock = field(default_factory=Lock)
 
     def compare(self, tool: str) -> ComparePolicy:
         """What of a tool's arguments counts."""
@@ -88,18 +94,21 @@ class Case:
         found: list[Finding] = []
         for i, call in enumerate(calls):
             found += self._of_call(i, call, parse_arguments(call.arguments))
-        return found + self.rulebook.repeats.findings(self.scope, self.fingerprint, self.history, calls, self.policy.of)
+        book, fingerprint, history = self.rulebook, self.fingerprint, self.history
+        with book.lock:
+            return found + book.repeats.findings(self.scope, fingerprint, history, calls, self.policy.of)
 
     def _of_call(self, i: int, call: ToolCall, arguments: Arguments) -> list[Finding]:
-        function = self._functions.get(call.name)
-        if function is None:
-            return [Finding(Word.INVALID, call.name, i, "unknown_tool")]
-        if arguments.problem:
-            return [Finding(Word.INVALID, call.name, i, arguments.problem)]
-        found = self.rulebook.schemas.findings(function, i, arguments)
-        rules = self.policy.of(call.name).rules
-        if rules:
-            found += check(rules, call.name, i, arguments, self._facts, self.rulebook.sets)
+        function, tool = self._functions.get(call.name), self.policy.of(call.name)
+        if function is not None and arguments.problem is None:
+            found = self.rulebook.schemas.findings(function, i, arguments)
+        else:
+            problem = arguments.problem if function is not None else None
+            found = [Finding(Word.INVALID, call.name, i, problem or "unknown_tool")]
+            if tool.on[Word.INVALID] is Action.REFUSE:
+                return found
+        if tool.rules:  # of an invalid call, too, where a policy does not stop it for that alone
+            found += check(tool.rules, call.name, i, arguments, self._facts, self.rulebook.sets)
         return found
 
     def leaks(self, choice: Choice) -> list[Finding]:
@@ -141,24 +150,48 @@ class Case:
         """Seconds that references have for these calls, from their end on."""
         return min((self.policy.of(call.name).verify_timeout for call in calls), default=0.0)
 
-    def settle(self, calls: Sequence[ToolCall], verdict: Verdict, *, released: bool) -> None:
-        """Remembers what went out, and what did not."""
+    def settle(self, calls: Sequence[ToolCall], verdict: Verdict, *, released: bool, denied: bool = False) -> None:
+        """Remembers what went out, and what did not.
+
+        `released`: the client has these calls, whatever the verdict asked for; `denied`: a person said no.
+        """
         repeats, fingerprint = self.rulebook.repeats, self.fingerprint
-        if not released:  # only the calls that were refused themselves: those beside them did nothing
-            repeats.refused(self.scope, fingerprint, [calls[i] for i in verdict.remember])
-        sent = verdict.substitute if verdict.action is Action.SUBSTITUTE else calls if released else ()
-        if sent:
+        # Only the calls that were refused themselves: those beside them did nothing.
+        refused = () if released else self._asked_about(calls, verdict) if denied else verdict.remember
+        sent = calls if released else verdict.substitute or ()
+        with self.rulebook.lock:
+            repeats.refused(self.scope, fingerprint, [calls[i] for i in refused])
             repeats.released(self.scope, fingerprint, sent, self.policy.of)
+
+    def _asked_about(self, calls: Sequence[ToolCall], verdict: Verdict) -> Iterable[int]:
+        """The calls that a person was asked about, by an expression or for what was found."""
+        asked = {i for i, wants in enumerate(self.wants_person(calls)) if wants}
+        for _shadow, finding in verdict.findings:
+            if finding.call is not None and action_for(self.policy, finding) is Action.HOLD:
+                asked.add(finding.call)
+        return sorted(asked) or range(len(calls))
 
 
 def _history(request: Request) -> list[ToolCall]:
     messages = request.body.get("messages")
-    found = []
+    found: list[ToolCall] = []
     for message in messages if isinstance(messages, list) else ():
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():
-            function: Any = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and isinstance(function.get("name"), str):
-                arguments = function.get("arguments")
-                found.append(ToolCall(function["name"], arguments if isinstance(arguments, str) else ""))
+            found += _told(call.get("function") if isinstance(call, dict) else None)
     return found
+
+
+def _told(function: Any) -> Iterator[ToolCall]:
+    """A call as a client's message tells it: arguments may be a text, or (against the API) the value itself."""
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        return
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        yield ToolCall(name, arguments or "")
+    else:
+        try:
+            yield ToolCall(name, orjson.dumps(arguments).decode())
+        except orjson.JSONEncodeError:  # deeper than anything that is compared as a value
+            return

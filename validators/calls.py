@@ -1,4 +1,4 @@
-"""Tool calls as values: their canonical form, how two of them differ, and how two lists of them pair up.
+"""Tool calls as values: how they are read, how two of them differ, and how two lists of them pair up.
 
 Arguments are equal when they are equal *as JSON values*: key order, white space and the way a number is written never
 matter, the types do (`1` is `1.0`, but neither is `true` nor `"1"`). Numbers are read as decimals, so that two long
@@ -7,15 +7,34 @@ account numbers that share a float stay two numbers. Call ids are random and nev
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation, localcontext
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, NoReturn
 
+from validators.canonical import EXACT, ComparePolicy, HugeNumber, Paths, canonical, form_of
+
+__all__ = [
+    "EXACT",
+    "MAX_DEPTH",
+    "Arguments",
+    "CallMatch",
+    "ComparePolicy",
+    "Difference",
+    "HugeNumber",
+    "Side",
+    "ToolCall",
+    "canonical",
+    "diff",
+    "match_calls",
+    "parse_arguments",
+]
+
 # What is left of a literal, a number or an escape where a text was cut inside it.
 _CUT_OFF = re.compile(r"t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|\\?(?:u[0-9a-fA-F]{0,3})?|[0-9a-fA-F]{0,3}")
+
+_CONTAINERS = (dict, list)
 
 MAX_DEPTH = 128
 """Arguments nested deeper than this many arrays or objects are not read: `too_deep`."""
@@ -44,37 +63,6 @@ class Arguments:
     duplicate_keys: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ComparePolicy:
-    """What of a tool's arguments does not count. Paths are JSON pointers; a segment `*` stands for any key or index.
-
-    `ignore` removes what a path names; `unordered` makes the array at a path a multiset; `casefold` compares the
-    strings at or below a path without regard to case; `tolerance` compares numbers after rounding them to multiples
-    of itself (a grid, so that equality stays transitive; 0 compares exactly).
-    """
-
-    ignore: tuple[str, ...] = ()
-    unordered: tuple[str, ...] = ()
-    casefold: tuple[str, ...] = ()
-    tolerance: Decimal = Decimal(0)
-
-    def __post_init__(self) -> None:
-        """Refuses what is no JSON pointer, with ValueError: read as one, it would let every difference pass."""
-        for pointer in (*self.ignore, *self.unordered, *self.casefold):
-            if pointer and not pointer.startswith("/"):
-                raise ValueError(f"{pointer!r} is no JSON pointer: it must begin with /")
-        if "" in self.ignore:
-            raise ValueError("ignoring the root would compare nothing")
-        if not (self.tolerance >= 0 and self.tolerance.is_finite()):
-            raise ValueError("a tolerance is a number from 0 on")
-
-
-EXACT = ComparePolicy()
-
-
-_MAX_GRID_DIGITS = 5_000
-
-
 class Side(StrEnum):
     """Which side of a difference has a value."""
 
@@ -93,13 +81,11 @@ class Difference:
     reference: Any = None
 
 
-class HugeNumber(str):
-    """A JSON number whose exponent is beyond what decimals hold: equal only to itself, as it was written."""
-
-    __slots__ = ()
-
-
 class _TooDeepError(ValueError):
+    pass
+
+
+class _RepeatedKeyError(Exception):
     pass
 
 
@@ -114,22 +100,32 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
+def _without_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(items)
+    if len(result) < len(items):
+        raise _RepeatedKeyError
+    return result
+
+
+# Kept, since making one costs as much as reading a short text; the second is for what the first says repeats a key.
+_STRICT, _LENIENT = (
+    json.JSONDecoder(
+        parse_int=Decimal, parse_float=_number_of, parse_constant=_refuse_constant, object_pairs_hook=members
+    )
+    for members in (_without_repeats, dict)
+)
+
+
 def parse_arguments(text: str) -> Arguments:
     """Reads a call's argument text. `""`, `null` and `{}` are one no-argument call. Never raises."""
     if not text.strip():
         return Arguments({})
     duplicate = False
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal duplicate
-        result = dict(items)
-        duplicate = duplicate or len(result) < len(items)
-        return result
-
     try:
-        value = json.loads(
-            text, parse_int=Decimal, parse_float=_number_of, parse_constant=_refuse_constant, object_pairs_hook=pairs
-        )
+        try:
+            value = _STRICT.decode(text)
+        except _RepeatedKeyError:
+            duplicate, value = True, _LENIENT.decode(text)
         _check_depth(value, MAX_DEPTH)
     except json.JSONDecodeError as error:
         return Arguments(problem=_json_problem(text, error))
@@ -152,111 +148,38 @@ def _json_problem(text: str, error: json.JSONDecodeError) -> str:
 
 
 def _check_depth(value: Any, left: int) -> None:
-    if isinstance(value, dict | list):
+    if isinstance(value, _CONTAINERS):
         if not left:
             raise _TooDeepError
         for child in value.values() if isinstance(value, dict) else value:
-            _check_depth(child, left - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Paths:
-    """The policy's pointers, still to be matched below the current value."""
-
-    ignore: tuple[tuple[str, ...], ...]
-    unordered: tuple[tuple[str, ...], ...]
-    casefold: tuple[tuple[str, ...], ...]
-    folding: bool = False
-
-    @classmethod
-    def of(cls, policy: ComparePolicy) -> "_Paths":
-        ignore, unordered, casefold = (
-            tuple(_split(pointer) for pointer in group) for group in (policy.ignore, policy.unordered, policy.casefold)
-        )
-        return cls(ignore, unordered, casefold, folding=() in casefold)
-
-    def below(self, key: str) -> "_Paths":
-        def step(group: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-            return tuple(path[1:] for path in group if path and path[0] in {key, "*"})
-
-        fold = step(self.casefold)
-        return _Paths(step(self.ignore), step(self.unordered), fold, self.folding or () in fold)
-
-    @property
-    def ignored(self) -> bool:
-        return () in self.ignore
-
-
-def _split(pointer: str) -> tuple[str, ...]:
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+            if isinstance(child, _CONTAINERS):
+                _check_depth(child, left - 1)
 
 
 def _escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def canonical(value: Any, policy: ComparePolicy = EXACT) -> Hashable:
-    """A hashable form of a JSON value; two values are equal under the policy iff their forms are equal.
-
-    Numbers may be int, float or Decimal. An ignored member is absent from the form.
-    """
-    return _canonical(value, _Paths.of(policy), policy.tolerance)
-
-
-def _canonical(value: Any, paths: _Paths, tolerance: Decimal) -> Hashable:
-    match value:
-        case None | bool():
-            return ("literal", str(value))
-        case int() | float() | Decimal() | HugeNumber():
-            return ("number", _number(value, tolerance))
-        case str():
-            return ("string", value.casefold() if paths.folding else value)
-        case dict():
-            members = ((key, child, paths.below(key)) for key, child in value.items())
-            return ("object", frozenset((k, _canonical(c, p, tolerance)) for k, c, p in members if not p.ignored))
-        case list() | tuple():
-            steps = ((child, paths.below(str(i))) for i, child in enumerate(value))
-            items = [_canonical(child, below, tolerance) for child, below in steps if not below.ignored]
-            if () in paths.unordered:
-                return ("multiset", frozenset(Counter(items).items()))
-            return ("array", tuple(items))
-    msg = f"not a JSON value: {type(value).__name__}"
-    raise TypeError(msg)
-
-
-def _number(value: float | Decimal | HugeNumber, tolerance: Decimal) -> Decimal | str:
-    if isinstance(value, HugeNumber):
-        return str(value)
-    number = value if isinstance(value, Decimal) else Decimal(repr(value))
-    if not tolerance or not number.is_finite():
-        return number
-    digits = max(28, number.adjusted() - tolerance.adjusted() + len(tolerance.as_tuple().digits) + 2)
-    if digits > _MAX_GRID_DIGITS:  # so far from the grid that no two such numbers fall together by rounding
-        return number
-    with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
-        return (number / tolerance).to_integral_value()
-
-
 def diff(primary: Any, reference: Any, policy: ComparePolicy = EXACT) -> tuple[Difference, ...]:
     """Where two JSON values differ under the policy, as JSON pointers in order of appearance; empty iff equal."""
-    return tuple(_diff("", primary, reference, _Paths.of(policy), policy.tolerance))
+    return tuple(_diff("", primary, reference, Paths.of(policy), policy.tolerance))
 
 
-def _diff(pointer: str, a: Any, b: Any, paths: _Paths, tolerance: Decimal) -> list[Difference]:
+def _diff(pointer: str, a: Any, b: Any, paths: Paths, tolerance: Decimal) -> list[Difference]:
     """Goes down as far as both sides have the same shape, and compares what no longer opens: linear in size."""
-    if paths.ignored:
+    if paths.ignored or (type(a) is type(b) and isinstance(a, str | Decimal) and a == b):
         return []
     if isinstance(a, dict) and isinstance(b, dict):
         return _diff_objects(pointer, a, b, paths, tolerance)
     if isinstance(a, list) and isinstance(b, list) and () not in paths.unordered:
         kept = [[(i, v) for i, v in enumerate(side) if not paths.below(str(i)).ignored] for side in (a, b)]
         return _diff_arrays(pointer, kept[0], kept[1], paths, tolerance)
-    same = _canonical(a, paths, tolerance) == _canonical(b, paths, tolerance)
+    same = form_of(a, paths, tolerance) == form_of(b, paths, tolerance)
     return [] if same else [Difference(pointer, Side.BOTH, a, b)]
 
 
 def _diff_objects(
-    pointer: str, a: dict[str, Any], b: dict[str, Any], paths: _Paths, tolerance: Decimal
+    pointer: str, a: dict[str, Any], b: dict[str, Any], paths: Paths, tolerance: Decimal
 ) -> list[Difference]:
     found: list[Difference] = []
     for key in [*a, *(key for key in b if key not in a)]:
@@ -269,7 +192,7 @@ def _diff_objects(
 
 
 def _diff_arrays(
-    pointer: str, a: list[tuple[int, Any]], b: list[tuple[int, Any]], paths: _Paths, tolerance: Decimal
+    pointer: str, a: list[tuple[int, Any]], b: list[tuple[int, Any]], paths: Paths, tolerance: Decimal
 ) -> list[Difference]:
     """Elements that are not ignored, by their place among those; pointers say where they stand in their own array."""
     found: list[Difference] = []
@@ -309,9 +232,10 @@ def match_calls(
     `policy` gives the compare policy of a tool by its name. Every call of either side occurs in exactly one match;
     the result stands in the primary's order, calls that only the reference made last.
     """
-    left, right = dict(enumerate(primary)), dict(enumerate(reference))
-    found = _pair_equal("match", left, right, lambda call: _form(call, EXACT))
-    found += _pair_equal("equivalent", left, right, lambda call: _form(call, policy(call.name)))
+    left, right = ({i: _Read.of(call) for i, call in enumerate(side)} for side in (primary, reference))
+    found = _pair_equal("match", left, right, lambda call: call.form(EXACT))
+    if any(policy(call.name) != EXACT for call in left.values()):
+        found += _pair_equal("equivalent", left, right, lambda call: call.form(policy(call.name)))
     for i, call in list(left.items()):
         j = next((j for j, other in right.items() if other.name == call.name), None)
         if j is not None:
@@ -325,15 +249,26 @@ def match_calls(
     return sorted(found, key=lambda m: (m.primary is None, m.primary or 0, m.reference or 0))
 
 
-def _form(call: ToolCall, policy: ComparePolicy) -> Hashable:
-    arguments = parse_arguments(call.arguments)
-    if arguments.problem:  # what cannot be read is equal only to itself, letter by letter
-        return (call.name, "text", call.arguments)
-    return (call.name, canonical(arguments.value, policy))
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A call whose text is read once, however often it is compared."""
+
+    name: str
+    text: str
+    arguments: Arguments
+
+    @classmethod
+    def of(cls, call: ToolCall) -> "_Read":
+        return cls(call.name, call.arguments, parse_arguments(call.arguments))
+
+    def form(self, policy: ComparePolicy) -> Hashable:
+        if self.arguments.problem:  # what cannot be read is equal only to itself, letter by letter
+            return (self.name, "text", self.text)
+        return (self.name, canonical(self.arguments.value, policy))
 
 
 def _pair_equal(
-    kind: str, left: dict[int, ToolCall], right: dict[int, ToolCall], form: Callable[[ToolCall], Hashable]
+    kind: str, left: dict[int, _Read], right: dict[int, _Read], form: Callable[[_Read], Hashable]
 ) -> list[CallMatch]:
     waiting: dict[Hashable, list[int]] = {}
     for j, call in right.items():
@@ -348,8 +283,7 @@ def _pair_equal(
     return found
 
 
-def _argument_diff(a: ToolCall, b: ToolCall, policy: ComparePolicy) -> tuple[Difference, ...]:
-    left, right = parse_arguments(a.arguments), parse_arguments(b.arguments)
-    if left.problem or right.problem:
-        return (Difference("", Side.BOTH, a.arguments, b.arguments),)
-    return diff(left.value, right.value, policy)
+def _argument_diff(a: _Read, b: _Read, policy: ComparePolicy) -> tuple[Difference, ...]:
+    if a.arguments.problem or b.arguments.problem:
+        return (Difference("", Side.BOTH, a.text, b.text),)
+    return diff(a.arguments.value, b.arguments.value, policy)

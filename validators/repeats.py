@@ -122,19 +122,31 @@ def _put(chosen: dict[str, Any], path: Sequence[str], found: Any) -> None:
 def _encode(form: object) -> bytes:
     """A canonical form as bytes, one text for equal forms: every part with its kind and length, sets in byte order."""
     match form:
+        case tuple():
+            if len(form) == 2 and (tag := _TAGS.get(form[0])):  # nearly every part: a value and what it is
+                body = tag + _encode(form[1])
+            else:
+                body = b"".join([_encode(part) for part in form])
+            return b"t%d:%b" % (len(body), body)
         case str():
-            kind, body = b"s", form.encode("utf-8", "surrogatepass")
+            return _encode_text(form)
         case Decimal():
             kind, body = b"d", _digits(form).encode()
+        case frozenset():
+            kind, body = b"f", b"".join(sorted([_encode(part) for part in form]))
         case int():
             kind, body = b"i", str(form).encode()
-        case tuple():
-            kind, body = b"t", b"".join(_encode(part) for part in form)
-        case frozenset():
-            kind, body = b"f", b"".join(sorted(_encode(part) for part in form))
         case _:
             raise TypeError(f"not part of a canonical form: {type(form).__name__}")
     return b"%b%d:%b" % (kind, len(body), body)
+
+
+def _encode_text(text: str) -> bytes:
+    body = text.encode("utf-8", "surrogatepass")
+    return b"s%d:%b" % (len(body), body)
+
+
+_TAGS = {tag: _encode_text(tag) for tag in ("string", "number", "literal", "object", "array", "multiset")}
 
 
 def _digits(number: Decimal) -> str:
@@ -237,8 +249,10 @@ class Repeats:
 
     def _told(self, history: Sequence[ToolCall], calls: Sequence[ToolCall], policy_of: PolicyOf) -> set[bytes]:
         """The marks of a history's calls to the tools that are called now and have a repeat policy."""
-        wanted = {normalised(call.name) for call in calls if policy_of(call.name).repeat}
         marks, left = set[bytes](), _MAX_HISTORY
+        if not history:
+            return marks
+        wanted = {normalised(call.name) for call in calls if policy_of(call.name).repeat}
         for call in reversed(history) if wanted else ():
             tool = policy_of(call.name)
             if tool.repeat is None or normalised(call.name) not in wanted:

@@ -1,10 +1,17 @@
+import contextlib
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench import fuzz, fuzz_checks, fuzz_streams
+from bench import fuzz, fuzz_checks, fuzz_policies, fuzz_refusals, fuzz_streams
 from bench.fuzz import TARGETS, Target
+from proxy import gate, refusal
+from proxy.configfile import load
+from proxy.errors import ConfigError
+from proxy.gate import StreamGate
+from shadow.judge import Case
 from shadow.wire import sse
 from shadow.wire.assembly import CallAssembler
 
@@ -22,18 +29,29 @@ BROKEN = Target("No byte is even.", lambda chance: bytes([chance.randrange(256)]
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_reads_untrusted_bytes_bears_a_short_run(name: str) -> None:
-    run = fuzz.fuzz(name, TARGETS[name], seed=1, executions=300)
-    assert run.executions == 300
+    executions = {"policy": 100, "refusal": 150}.get(name, 300)
+    run = fuzz.fuzz(name, TARGETS[name], seed=1, executions=executions)
+    assert run.executions == executions
     assert not run.failures, {place: failure.data.hex() for place, failure in run.failures.items()}
 
 
-def test_the_inputs_of_a_seed_are_always_the_same() -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_inputs_of_a_seed_are_always_the_same(name: str) -> None:
     def drawn(seed: str) -> list[bytes]:
-        return [fuzz_streams.stream(random.Random(f"{seed} {i}")) for i in range(30)]
+        return [TARGETS[name].make(random.Random(f"{seed} {i}")) for i in range(30)]
 
     assert drawn("a") == drawn("a")
     assert len(set(drawn("a") + drawn("b"))) > 55
-    assert max(map(len, drawn("a"))) <= fuzz_streams.MOST
+    assert max(map(len, drawn("a"))) <= 2 * fuzz_streams.MOST
+
+
+def test_a_share_of_the_policy_files_is_accepted_and_another_one_is_not(tmp_path: Path) -> None:
+    file, accepted = tmp_path / "cp.yaml", 0
+    for number in range(60):
+        file.write_bytes(fuzz_policies.policy_file(random.Random(number)))
+        with contextlib.suppress(ConfigError):
+            accepted += load(file, {}, {}).policy is not None
+    assert 8 <= accepted <= 52
 
 
 def test_pieces_are_the_whole() -> None:
@@ -115,6 +133,59 @@ def test_an_assembler_that_does_not_look_at_ids_is_noticed(monkeypatch: pytest.M
 
     monkeypatch.setattr(CallAssembler, "_find", last_or_index)
     assert "known calls are put together in another way" in found_by("calls")
+
+
+@pytest.mark.parametrize(
+    ("instead", "claim"),
+    [
+        (lambda _: None, "a refused call is there for some reader"),
+        (lambda given: given or b"", "released, it is not what observe mode sends"),
+    ],
+)
+def test_a_gate_that_does_something_else_than_was_decided_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, instead: Callable[[bytes | None], bytes | None], claim: str
+) -> None:
+    decide = StreamGate.decide
+    monkeypatch.setattr(StreamGate, "decide", lambda gate, index, given: decide(gate, index, instead(given)))
+    assert claim in found_by("refusal")
+
+
+def test_a_gate_that_looks_for_one_kind_of_call_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_CALL_KEYS", frozenset({"function_call"}))
+    assert "a refused call is there for some reader" in found_by("refusal")
+
+
+def test_a_refusal_without_bounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusal, "short", lambda text, *_: text)
+    assert {"a text without end", "a text that steers a terminal, or no text"} <= found_by("refusal")
+
+
+def test_a_fault_without_a_line_and_a_policy_that_cannot_judge_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConfigError, "__init__", lambda error, *_: setattr(error, "problems", ()))
+    monkeypatch.setattr(Case, "wants_person", lambda _case, calls: [calls[9]])
+    found = found_by("policy")
+    assert "an error without a line" in found
+    assert any(place.startswith("IndexError") for place in found)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'data: {"choices":[{"delta":{"tool_calls":[{"id":"a"}]}}]}\n\n',
+        b'data:{"function_call":{"name":"f"}}',
+        b': c\rdata: {"a":[{"tool_calls":"f"}]}\r',
+        b'data: {"tool_calls":[1],"tool_calls":[]}\n\n',
+        b'data: {"tool\\u005fcalls":{"a":1}}\n\n',
+        b'data: {"tool_calls":[{\n\n',
+    ],
+)
+def test_some_reader_finds_every_call(payload: bytes) -> None:
+    assert fuzz_refusals._calls_in(b'data: {"choices":[]}\n\n' + payload) is not None
+
+
+def test_no_reader_finds_calls_where_there_are_none() -> None:
+    text = b'data: {"choices":[{"delta":{"content":"tool_calls","tool_calls":[]},"finish_reason":"tool_calls"}]}\n\n'
+    assert fuzz_refusals._calls_in(text + b": tool_calls\n\ndata: [DONE]\n\n") is None
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,12 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxy(
-    folder: Path, engine: StandIn | str, *shadows: StandIn, fit: bool = True, **settings: Any
+    folder: Path, engine: StandIn | str, *shadows: StandIn, fit: bool = True, file: Path | None = None, **settings: Any
 ) -> AsyncIterator[Proxy]:
     """Serves a proxy; shadows are named s0, s1, …; with `fit`, once every one of them can be asked.
 
-    `settings` are sections of the configuration; those of `shadow` go to every shadow.
+    `settings` are sections of the configuration; those of `shadow` go to every shadow; `file` holds others, and is
+    followed.
     """
     shadow = {"timeout": 20} | settings.pop("shadow", {})
     base_url = engine if isinstance(engine, str) else engine.base_url
@@ -91,7 +92,7 @@ async def proxy(
         "listen": {"port": 0},
         "control": {"port": 0},
     } | settings
-    service = Service(load(None, overrides, {}))
+    service = Service(load(file, overrides, {}), path=file, load=lambda: load(file, overrides, {}))
     with listen("127.0.0.1", 0, "listen.port") as data, listen("127.0.0.1", 0, "control.port") as control:
         stop, up = asyncio.Event(), asyncio.get_running_loop().create_future()
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 from yarl import URL
 
+from proxy.app import Recorder
 from proxy.approvals import Approval
 from shadow.exchange import Choice, Dialect
+from shadow.judge import Case
 from shadow.wire import answers
 from tests.proxy.answers import same
 from tests.proxy.serving import Proxy, proxy
@@ -488,5 +491,58 @@ def test_large_and_many_calls_are_held_like_others(tmp_path: Path) -> None:
             ):
                 _, body, _ = await door.chat(asked(stream=True, max_tokens=100_000))
             assert len(read(body, stream=True).calls) == calls
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_our_own_lets_no_call_out_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any) -> None:
+        raise ValueError("SECRET")
+
+    async def main() -> None:
+        monkeypatch.setattr(Case, "own", broken)
+        async with StandIn([PARIS]) as engine, proxy(tmp_path, engine, mode="block") as door:
+            for stream in (True, False):
+                _, body, _ = await door.chat(asked(stream=stream))
+                choice = read(body, stream=stream)
+                assert choice.calls == ()
+                assert "could not be checked for tool calls" in choice.content
+            assert await gated(door) == {("refused", "unverified"): 2}
+
+    with capture_logs() as logs:
+        asyncio.run(main())
+    assert [entry["error"] for entry in logs if entry["event"] == "a call was not judged"] == ["ValueError"] * 2
+    assert "SECRET" not in repr(logs)
+
+
+def test_a_verdict_that_cannot_be_recorded_keeps_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any) -> None:
+        raise OSError("SECRET")
+
+    async def main() -> None:
+        monkeypatch.setattr(Recorder, "judged", broken)
+        async with StandIn([PARIS]) as engine, proxy(tmp_path, engine, mode="block") as door:
+            for stream in (True, False):
+                _, body, _ = await door.chat(asked(stream=stream))
+                assert len(read(body, stream=stream).calls) == 1
+
+    with capture_logs() as logs:
+        asyncio.run(main())
+    assert [entry["error"] for entry in logs if entry["event"] == "a verdict was not recorded"] == ["OSError"] * 2
+    assert "SECRET" not in repr(logs)
+
+
+def test_a_call_longer_than_was_expected_is_no_other_call(tmp_path: Path) -> None:
+    """Where a client sets no limit, what a reference writes beside the primary has one of its own."""
+    long = Script(text=LEAD, calls=(Call("send", json.dumps({"city": " ".join(f"w{i}" for i in range(450))})),))
+
+    async def main() -> None:
+        async with StandIn([long]) as engine, StandIn([long]) as second:
+            async with proxy(tmp_path, engine, second, mode="block") as door:
+                body = asked(stream=True)
+                del body["max_tokens"]
+                _, sent, _ = await door.chat(body)
+                assert len(read(sent, stream=True).calls) == 1
+                assert await gated(door) == {("released", "match"): 1}
 
     asyncio.run(main())

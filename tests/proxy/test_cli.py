@@ -144,6 +144,45 @@ def test_check_says_that_an_engine_is_away(run: Run) -> None:
     assert "127.0.0.1:8" in shadow["error"]
 
 
+POLICY = """shadows: [{name: r, base_url: 'http://127.0.0.1:8/v1'}]
+policy:
+  sets: {interfaces: {file: interfaces.txt}}
+  tools:
+    - {match: get*}
+    - {match: get_weather}
+    - {match: run, rules: [{id: known, cel: 'in_set(args.interface, "interfaces")'}]}
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_check_says_what_of_a_policy_cannot_be_meant(run: Run, tmp_path: Path, as_json: bool) -> None:  # noqa: FBT001
+    (tmp_path / "c.yaml").write_text(PRIMARY + POLICY)
+    (tmp_path / "interfaces.txt").write_text("eth0\n")
+    code, out, err = run("check", "--config", "c.yaml", *(["--json"] if as_json else []))
+    assert code == 1  # the engines are away
+    words = "policy: tools[1] ('get_weather') never applies: tools[0] ('get*') takes all it could"
+    assert words in err.splitlines()
+    if as_json:
+        assert [engine["name"] for engine in json.loads(out)] == ["primary", "r"]
+
+
+def test_check_says_what_has_no_effect_without_references(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(PRIMARY + "policy: {default: {on: {unverified: refuse}}}\n")
+    _code, _out, err = run("check", "--config", "c.yaml")
+    assert "policy: default ('*'): unverified: refuse has no effect, agree is 0" in err.splitlines()
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_set_that_cannot_be_read_is_a_fault(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "c.yaml").write_text(PRIMARY + "listen: {port: 0}\ncontrol: {port: 0}\n" + POLICY)
+    code, out, err = run(command, "--config", "c.yaml")
+    assert code == 2
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("counterproof: policy.sets.interfaces: it cannot be read: FileNotFoundError")
+    assert {thread.name for thread in threading.enumerate()}.isdisjoint({"ledger"})
+
+
 def test_exchanges_without_a_ledger(run: Run) -> None:
     code, _out, err = run("exchanges")
     assert code == 2

@@ -3,14 +3,13 @@ from typing import Any
 
 import pytest
 
-from shadow.compare import explain, judge_calls, leaked_calls, own_findings, unverified
+from shadow.compare import explain, judge_calls, leaked_calls, unverified
 from shadow.divergence import Basis, Outcome, Position
-from shadow.exchange import Choice, Dialect, Region, Request
+from shadow.exchange import Region
 from validators import ComparePolicy, Difference, Finding, ToolCall, Word
 from validators.calls import Side
 
 NAMES = frozenset({"ping", "run_command"})
-REQUEST = Request(Dialect.CHAT, {"tools": [{"type": "function", "function": {"name": name}} for name in sorted(NAMES)]})
 
 
 def at(
@@ -157,47 +156,7 @@ def test_every_call_can_be_unverified_for_one_reason() -> None:
     assert unverified([], "timeout") == []
 
 
-# -- what needs no reference
-
-
-def found(*calls: ToolCall, content: str = "", request: Request = REQUEST) -> list[tuple[str, int | None, str]]:
-    findings = own_findings(request, Choice(0, calls=calls, content=content))
-    assert all(finding.word is Word.INVALID for finding in findings)
-    return [(finding.tool, finding.call, finding.reason) for finding in findings]
-
-
-def test_invalid_calls_and_their_reasons() -> None:
-    assert found(
-        call(),
-        call(arguments='{"a":'),
-        call(arguments="{'a': 1}"),
-        call(arguments="[1]"),
-        call(arguments='{"a":' * 200 + "1" + "}" * 200),
-        call("reboot"),
-        call("reboot", "{"),
-        call("Ping"),
-        call(""),
-    ) == [
-        ("ping", 1, "unclosed"),
-        ("ping", 2, "not_json"),
-        ("ping", 3, "not_an_object"),
-        ("ping", 4, "too_deep"),
-        ("reboot", 5, "unknown_tool"),
-        ("reboot", 6, "unknown_tool"),
-        ("Ping", 7, "unknown_tool"),
-        ("", 8, "unknown_tool"),
-    ]
-
-
-@pytest.mark.parametrize("arguments", ["", "null", "{}", ' {"a": 1} '])
-def test_readable_calls_of_known_tools_are_not_invalid(arguments: str) -> None:
-    assert found(call(arguments=arguments)) == []
-
-
-def test_leaked_markup_is_its_own_finding() -> None:
-    content = 'Sure. <tool_call>{"name": "ping", "arguments": {}}</tool_call>'
-    assert found(call("run_command"), content=content) == [("ping", None, "leaked_markup")]
-    assert found(content=content, request=Request(Dialect.CHAT, {})) == []
+# -- calls in plain text
 
 
 @pytest.mark.parametrize(

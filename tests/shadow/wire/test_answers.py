@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadow.compare import own_findings
 from shadow.exchange import Answer, Choice, Dialect, Request, TopK
+from shadow.judge import Case, Rulebook
 from shadow.wire import answers
 from validators import ToolCall
+from validators.policy import Policy, ToolPolicy
 
 STREAMS = Path(__file__).parents[2] / "data" / "streams"
 HERMES = Path(__file__).parents[2] / "engine" / "hermes_cases.jsonl"
@@ -508,6 +509,7 @@ def test_prompt_ids_stand_around_chat_choices_and_inside_completions_choices() -
 )
 def test_symptoms_of_real_deployments(seen_in: str, deltas: list[Any], reasons: list[str]) -> None:
     request = Request(Dialect.CHAT, {"tools": [{"type": "function", "function": {"name": "ping"}}]})
+    case = Case(Rulebook(Policy(0, ToolPolicy("*"))), request, b"", "")
     for finish in ("tool_calls", "stop"):
         choice = called(*({"tool_calls": [delta]} for delta in deltas), finish=finish)
-        assert [finding.reason for finding in own_findings(request, choice)] == reasons, seen_in
+        assert [finding.reason for finding in case.own(choice.calls)] == reasons, seen_in

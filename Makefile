@@ -44,6 +44,8 @@ evidence: .venv/dev.stamp  ## what is long; rewrites the committed results under
 	$(BIN)/python -m bench.injection_cost --write
 	$(BIN)/python -m bench.byte_path --write
 	$(BIN)/python -m bench.streams --write
+	$(BIN)/python -m bench.block --write
+	$(BIN)/python -m bench.fuzz all --seconds 600 --write
 	$(BIN)/python -m bench.soak --write
 
 clean:  ## removes .venv and caches of the checkout (not the engines' cache)

@@ -176,7 +176,7 @@ class Ledger:
         done = self._transact([
             (f"DELETE FROM examinations WHERE exchange IN ({_OLDEST})", which),  # noqa: S608  (a constant)
             (f"DELETE FROM exchanges WHERE id IN ({_OLDEST})", which),  # noqa: S608
-            ("DELETE FROM verdicts WHERE rowid IN (SELECT rowid FROM verdicts WHERE at < ? ORDER BY at LIMIT ?)", which),
+            (f"DELETE FROM verdicts WHERE rowid IN ({_OLDEST_VERDICTS})", which),  # noqa: S608
         ], "old records were not removed")  # fmt: skip
         removed = self._connection.total_changes - count
         self._prune_at = time.monotonic() + (0.0 if done and removed else _PRUNE_EVERY_S)

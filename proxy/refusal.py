@@ -33,6 +33,7 @@ _WITHOUT_REFERENCE = {
     "unclosed": "its arguments end before they are whole",
     "not_an_object": "its arguments are no JSON object",
     "too_deep": "its arguments nest too deep",
+    "duplicate_keys": "its arguments name a key twice, and not every program takes the same one",
     "schema": "its arguments do not match the tool's schema",
     "schema_unusable": "its arguments could not be checked: the tool's own schema is not usable",
     "rule": "a rule does not allow it",

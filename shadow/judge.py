@@ -102,6 +102,8 @@ class Case:
         function, tool = self._functions.get(call.name), self.policy.of(call.name)
         if function is not None and arguments.problem is None:
             found = self.rulebook.schemas.findings(function, i, arguments)
+            if arguments.duplicate_keys:  # who takes the first of two has another call than who takes the last
+                found.append(Finding(Word.INVALID, call.name, i, "duplicate_keys"))
         else:
             problem = arguments.problem if function is not None else None
             found = [Finding(Word.INVALID, call.name, i, problem or "unknown_tool")]

@@ -197,10 +197,13 @@ def normalised_pattern(match: str) -> str:
     return pattern
 
 
+_LONGEST_NAME = 1024  # characters that count: some of them fold to eighteen others
+
+
 def _fold(text: str, kept: str) -> str:
     # By way of the capital, since a dotless i shares it with i. Folding composes, and decomposing brings up capitals
     # again: both are done twice.
-    capital = unicodedata.normalize("NFKD", text).upper()
+    capital = unicodedata.normalize("NFKD", text[:_LONGEST_NAME]).upper()
     folded = unicodedata.normalize("NFKD", capital.casefold()).casefold()
     return "".join(c for c in folded if (c.isalnum() and c not in _BLANK_LETTERS) or c in kept)
 

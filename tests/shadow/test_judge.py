@@ -567,3 +567,10 @@ def test_what_the_messages_tell_counts_for_tools_that_say_so() -> None:
     book = rulebook(tool("send", repeat=RepeatPolicy(600)))
     assert repeats(case_of(book, asked), SEND_OSLO, call("send", '{"city": "Rome"}')) == [(0, "repeated")]
     assert repeats(case_of(rulebook(), asked), SEND_OSLO) == []
+
+
+def test_arguments_that_name_a_key_twice_are_read_in_two_ways_and_so_invalid() -> None:
+    request = Request(Dialect.CHAT, {"model": "m", "messages": [], "tools": [{"function": {"name": "f"}}]})
+    case = Case(Rulebook(Policy(0, ToolPolicy("*"))), request, b"", "s")
+    found = case.own([ToolCall("f", '{"path": "/tmp", "path": "/"}')])
+    assert [(finding.word, finding.reason) for finding in found] == [(Word.INVALID, "duplicate_keys")]

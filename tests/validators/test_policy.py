@@ -357,3 +357,7 @@ def test_what_needs_references_has_no_effect_where_none_is_asked() -> None:
         "tools[0] ('run'): unverified: refuse has no effect, agree is 0",
         "tools[0] ('run'): nothing to substitute (invalid, mismatch), agree is 0: refused",
     ]
+
+
+def test_a_name_without_end_costs_no_more_than_a_long_one() -> None:
+    assert normalised("\ufdfa" * 1_000_000) == normalised("\ufdfa" * 1024)

@@ -1,10 +1,11 @@
 """What block mode costs: how long an agreed call is held, what text pays for it, and what judging a call takes.
 
-    python -m bench.block [--quick] [--real PRIMARY REFERENCE] [--write]
+    python -m bench.block [--quick] [--first] [--real PRIMARY REFERENCE] [--write]
 
 Calls and text go through `counterproof serve` in front of two stand-ins that keep a GPU's pace (`bench.paced`), all of
 them processes of their own, seen from outside. With `--real`, the base URLs of two engines that are up, calls are made
-on those, too. What is beside a limit says whether it was met or missed.
+on those, too. `--first` gives the bench real-time priority: on a machine that does other work, everything that is
+measured would also wait for that. What is beside a limit says whether it was met or missed.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import holding, judging, report, stats
+from bench import holding, judging, procs, report, stats
 from bench.doors import CACHED_MS, COLD_MS
 from bench.holding import BLOCKED, OBSERVED, OUTSIDE, TEXT_TOKENS, TOKEN_MS, Hold
 from bench.procs import Unavailable, cores, pinned
@@ -162,7 +163,10 @@ async def outside(folder: Path, size: Size, engines: Sequence[str] | None) -> li
     sections = [calls(*await holding.holds(folder / "calls", size.calls))]
     sections.append(text(await holding.texts(folder / "text", size.streams)))
     if engines:
-        sections.append(real(*await holding.real(folder / "engines", engines[0], engines[1], size.real)))
+        try:
+            sections.append(real(*await holding.real(folder / "engines", engines[0], engines[1], size.real)))
+        except Unavailable as problem:
+            sections.append(f"## On real engines\n\nNot measured: {problem}.")
     return sections
 
 
@@ -172,11 +176,14 @@ def main() -> None:
         prog="python -m bench.block", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="under a minute: less of everything")
+    parser.add_argument("--first", action="store_true", help="with real-time priority (Linux, CAP_SYS_NICE)")
     parser.add_argument("--real", nargs=2, metavar=("PRIMARY", "REFERENCE"), help="base URLs of two engines")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     asked = parser.parse_args()
     size = QUICK if asked.quick else Size()
     try:
+        if asked.first:
+            procs.first()
         with (
             tempfile.TemporaryDirectory(prefix="block-") as folder,
             pinned(cores()[1]),
@@ -189,10 +196,15 @@ def main() -> None:
     found = "\n\n".join(sections)
     print("\n" + found)
     if asked.write:
-        told = " ".join(["python -m bench.block", *(["--real …"] if asked.real else []), "--write"])
-        about = f"{report.heading('What block mode costs', told)}. Proxy on core {cores()[0]}, all else on the other."
-        report.RESULTS.mkdir(exist_ok=True)
-        RESULT.write_text(f"{about}\n\n{found}\n", encoding="utf-8")
+        RESULT.write_text(f"{_heading(asked)}\n\n{found}\n", encoding="utf-8")
+
+
+def _heading(asked: argparse.Namespace) -> str:
+    named = {"--quick": asked.quick, "--first": asked.first, "--real …": asked.real, "--write": True}
+    told = " ".join(["python -m bench.block", *(name for name, given in named.items() if given)])
+    how = " All of it with real-time priority, since the machine did other work beside it." if asked.first else ""
+    about = report.heading("What block mode costs", told)
+    return f"{about}. Proxy on core {cores()[0]}, engines and client on core {cores()[1]}.{how}"
 
 
 if __name__ == "__main__":

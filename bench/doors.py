@@ -21,7 +21,7 @@ from proxy.demo.served import ProxyProcess
 
 CACHED_MS, COLD_MS = 30.0, 250.0
 """A prefill of what the stand-in engine has read, and what comes on top for what it has not."""
-_FIT_S = 60.0
+_FIT_S = 120.0  # a loaded engine takes its time
 
 
 class Taps(NamedTuple):

@@ -39,6 +39,18 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def first() -> None:
+    """From now on this process, and whatever it starts, has its turn before all that is not as urgent.
+
+    Raises:
+        Unavailable: that is not allowed here.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError as error:
+        raise Unavailable("real-time priority is not allowed here (it needs CAP_SYS_NICE)") from error
+
+
 @contextlib.contextmanager
 def process(
     command: Sequence[str | Path], *, core: int, log: Path, env: Mapping[str, str] | None = None

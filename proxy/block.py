@@ -177,12 +177,14 @@ class Holding:
 
     def _instead(self, gate: StreamGate, index: int, fate: _Fate) -> bytes | None:
         """What stands in the place of a choice's calls, None where they go out."""
+        if fate.message is None and not fate.calls:
+            return None  # at once: what was said is put together anew for each question about it
         begun, unsaid = gate.begun(index), gate.unsaid(index)
         if fate.message is not None:
             return refusal.message_events(
                 gate.frame, index, fate.message, begun=begun, said=gate.said(index), unsaid=unsaid
             )
-        return refusal.call_events(gate.frame, index, fate.calls, begun=begun, unsaid=unsaid) if fate.calls else None
+        return refusal.call_events(gate.frame, index, fate.calls, begun=begun, unsaid=unsaid)
 
     async def _refuse_all(self, gate: StreamGate, out: Out, message: str) -> None:
         """Nothing that is held goes out: what cannot be read, or not be held, spoils the calls beside it."""

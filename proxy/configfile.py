@@ -72,7 +72,7 @@ def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     faults: list[str] = []
     try:
         node = yaml.compose(text, Loader=_Loader)
-        lines = dict(_lines(node, (), path, faults)) if node is not None else {}
+        lines = _bounded_lines(node, path, faults) if node is not None else {}
         data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a safe loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -90,6 +90,18 @@ def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     if faults:
         raise ConfigError(*faults)
     return expanded, lines
+
+
+_MOST_VALUES = 100_000  # an alias in an alias in an alias is as many values as it stands for
+
+
+def _bounded_lines(node: yaml.Node, path: Path, faults: list[str]) -> dict[Location, int]:
+    lines: dict[Location, int] = {}
+    for at, line in _lines(node, (), path, faults):
+        lines[at] = line
+        if len(lines) > _MOST_VALUES:
+            raise ConfigError(f"{path}: has more than {_MOST_VALUES} values")
+    return lines
 
 
 def _lines(node: yaml.Node, at: Location, path: Path, faults: list[str]) -> Iterator[tuple[Location, int]]:

@@ -6,7 +6,6 @@ holds a call where no reader looks for one, is held with all that follows it, as
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,9 +27,13 @@ MAX_HELD = 64 * 1024 * 1024
 """More than this is not held for one answer."""
 
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
-# No JSON text without one of these bytes has such a key: only a \u escape can spell one in another way.
-_MAY_HOLD_CALL = re.compile(rb"tool_calls|function_call|\\u")
+# No JSON text without one of these has such a key: only a \u escape can spell one in another way.
+_MARKS_OF_CALLS = (b"tool_calls", b"function_call", b"\\u")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
+
+
+def _may_hold_call(text: bytes) -> bool:
+    return any(mark in text for mark in _MARKS_OF_CALLS)
 
 
 class HeldTooMuchError(Exception):
@@ -110,6 +113,7 @@ class StreamGate:
         self._removal = removal
         self._splitter = sse.Splitter()
         self._reader = AnswerReader.of_stream(Dialect.CHAT)
+        self._to_read: list[dict[str, Any] | None] = []  # once their bytes are on their way
         self._states: dict[int, _State] = {}
         self._entries: list[_Entry] = []
         self._signals: list[tuple[Signal, int]] = []
@@ -150,17 +154,26 @@ class StreamGate:
         return [index for index, state in self._states.items() if not state.held and not state.closed]
 
     def signals(self) -> list[tuple[Signal, int]]:
-        """What has happened since the last look."""
+        """What has happened since the last look; ask once the bytes that `feed` gave are on their way."""
+        self._catch_up()
         signals, self._signals = self._signals, []
         return signals
 
     def choice(self, index: int) -> Choice:
         """A choice as far as it has come."""
+        self._catch_up()
         return self._reader.choice(index)
 
     def answer(self) -> Answer:
         """The answer as far as it has come."""
+        self._catch_up()
         return self._reader.result()
+
+    def _catch_up(self) -> None:
+        """Reads tokens and calls of what has come: a chunk of text is not to wait for that."""
+        values, self._to_read = self._to_read, []
+        for value in values:
+            self._reader.value(value)
 
     # --- what comes from the primary --------------------------------------------------------------------------
 
@@ -186,11 +199,11 @@ class StreamGate:
     def _rest(self, rest: bytes) -> bytes:
         """What no blank line ended: no event, but some readers take it for one. Half of one is good for nobody."""
         payload = sse.data_of(rest)
-        if payload is None and not _MAY_HOLD_CALL.search(rest):
+        if payload is None and not _may_hold_call(rest):
             return self._beside(rest)
         if payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None):
             return self._block(rest)
-        return self._keep_unread(rest) if self.waiting or _MAY_HOLD_CALL.search(rest) else b""
+        return self._keep_unread(rest) if self.waiting or _may_hold_call(rest) else b""
 
     def drop(self) -> None:
         """The primary failed: nothing that is held goes out any more."""
@@ -213,7 +226,8 @@ class StreamGate:
         kept: list[_Entry] = []
         for entry in self._entries:
             bound = any(self._states[owner].held and self._states[owner].fate is None for owner in entry.owners)
-            if bound or (entry.kind is _Kind.TAIL and (kept or self.waiting)):
+            behind = bool(kept) and entry.kind is not _Kind.CHOICES  # nothing overtakes what came before it
+            if bound or behind or (entry.kind is _Kind.TAIL and self.waiting):
                 kept.append(entry)
                 continue
             self._held_bytes -= len(entry.data)
@@ -234,15 +248,16 @@ class StreamGate:
     def _block(self, block: bytes) -> bytes:
         client = self._removal.edit(block) if self._removal else block
         payload = sse.data_of(block)
-        suspect = _MAY_HOLD_CALL.search(block) is not None
+        suspect = _may_hold_call(block)
         if payload is None:  # a comment, or a lone field
             return self._keep_unread(client) if suspect else self._beside(client)
         if payload.strip() == sse.DONE:
+            self._catch_up()
             self._reader.done()
             self._done = True
             return self._tail(client)
         value = answers.read_object(payload)
-        self._reader.value(value)
+        self._to_read.append(value)
         if value is None:
             return self._keep_unread(client)
         self.frame.see(value)
@@ -346,13 +361,11 @@ def _calls(payload: bytes, block: bytes) -> list[int] | None:
 def _calls_at(payload: bytes, holder: str) -> list[int] | None:
     try:
         value = json.loads(payload, object_pairs_hook=_Pairs)
-        paths = list(_call_paths(value, ()))
+        places = [_place(path, holder) for path in _call_paths(value, ())]
+        unsure = -1 in places or _repeats_keys(value, places, holder)
     except (ValueError, RecursionError):
         return None
-    places = [_place(path, holder) for path in paths]
-    if -1 in places or _repeats_keys(value, places, holder):
-        return None
-    return sorted(set(places))
+    return None if unsure else sorted(set(places))
 
 
 def _place(path: tuple[str | int, ...], holder: str) -> int:
@@ -386,6 +399,8 @@ def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str |
 def _repeats_keys(value: _Pairs, places: Sequence[int], holder: str) -> bool:
     """Whether an object on the way to a call repeats a key."""
     ways = [value]
+    if len(dict(value)) < len(value):
+        return True
     for place in places:
         choice = dict(value)["choices"][place]
         ways += [choice, dict(choice)[holder]]
@@ -407,7 +422,7 @@ def calls_of_whole(body: bytes) -> list[int] | None:
     """The positions in `choices` whose message holds a call; None where one stands elsewhere or nothing is readable."""
     if answers.read_object(body) is None:
         return None
-    return _calls_at(body, "message") if _MAY_HOLD_CALL.search(body) else []
+    return _calls_at(body, "message") if _may_hold_call(body) else []
 
 
 def with_messages(body: bytes, messages: Mapping[int, tuple[str, list[dict[str, Any]]]]) -> bytes:

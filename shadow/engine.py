@@ -14,6 +14,7 @@ from shadow.exchange import Answer, Choice, Dialect, Request, TopK
 from shadow.wire import answers
 from shadow.wire.assembly import ids_of
 
+_READ_HERE = 128 * 1024
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer without end is `Garbage`; scoring a long context takes tens of megabytes."""
 
@@ -174,7 +175,10 @@ class Engine:
     async def _chat(self, body: dict[str, Any], *, stream: bool, want_prompt: tuple[int, ...] | None) -> Choice:
         async with self._slots:
             raw = await self.post("/v1/chat/completions", body | {"stream": stream})
-        answer = await asyncio.to_thread(answers.read, Dialect.CHAT, raw, stream=stream)
+        if len(raw) <= _READ_HERE:  # a thread's turn may come later than reading takes
+            answer = answers.read(Dialect.CHAT, raw, stream=stream)
+        else:
+            answer = await asyncio.to_thread(answers.read, Dialect.CHAT, raw, stream=stream)
         choice = self._whole(answer)
         # An engine that ignores the ids would answer on another history, and that looks like a verdict.
         if want_prompt is not None and choice.prompt_ids != want_prompt:

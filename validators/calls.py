@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from validators.canonical import EXACT, ComparePolicy, HugeNumber, Paths, canonical, form_of
 
@@ -232,8 +232,10 @@ def match_calls(
     `policy` gives the compare policy of a tool by its name. Every call of either side occurs in exactly one match;
     the result stands in the primary's order, calls that only the reference made last.
     """
-    left, right = ({i: _Read.of(call) for i, call in enumerate(side)} for side in (primary, reference))
-    found = _pair_equal("match", left, right, lambda call: call.form(EXACT))
+    ours, theirs = dict(enumerate(primary)), dict(enumerate(reference))
+    found = _pair_equal("match", ours, theirs, lambda call: (call.name, call.arguments))  # nearly always, unread
+    left, right = ({i: _Read.of(call) for i, call in side.items()} for side in (ours, theirs))
+    found += _pair_equal("match", left, right, lambda call: call.form(EXACT))
     if any(policy(call.name) != EXACT for call in left.values()):
         found += _pair_equal("equivalent", left, right, lambda call: call.form(policy(call.name)))
     for i, call in list(left.items()):
@@ -247,6 +249,9 @@ def match_calls(
     found += [CallMatch("extra", i, None) for i in left]
     found += [CallMatch("missing", None, j) for j in right]
     return sorted(found, key=lambda m: (m.primary is None, m.primary or 0, m.reference or 0))
+
+
+_Call = TypeVar("_Call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +273,7 @@ class _Read:
 
 
 def _pair_equal(
-    kind: str, left: dict[int, _Read], right: dict[int, _Read], form: Callable[[_Read], Hashable]
+    kind: str, left: dict[int, _Call], right: dict[int, _Call], form: Callable[[_Call], Hashable]
 ) -> list[CallMatch]:
     waiting: dict[Hashable, list[int]] = {}
     for j, call in right.items():

@@ -119,34 +119,32 @@ def _put(chosen: dict[str, Any], path: Sequence[str], found: Any) -> None:
     place[path[-1]] = found
 
 
-def _encode(form: object) -> bytes:
+def _encode(form: Any) -> bytes:
     """A canonical form as bytes, one text for equal forms: every part with its kind and length, sets in byte order."""
-    match form:
-        case tuple():
-            if len(form) == 2 and (tag := _TAGS.get(form[0])):  # nearly every part: a value and what it is
-                body = tag + _encode(form[1])
-            else:
-                body = b"".join([_encode(part) for part in form])
-            return b"t%d:%b" % (len(body), body)
-        case str():
-            return _encode_text(form)
-        case Decimal():
-            kind, body = b"d", _digits(form).encode()
-        case frozenset():
-            kind, body = b"f", b"".join(sorted([_encode(part) for part in form]))
-        case int():
-            kind, body = b"i", str(form).encode()
-        case _:
-            raise TypeError(f"not part of a canonical form: {type(form).__name__}")
-    return b"%b%d:%b" % (kind, len(body), body)
+    kind = type(form)
+    if kind is tuple:
+        if len(form) == 2 and (tag := _TAGS.get(form[0])):  # nearly every part: a value and what it is
+            body = tag + _encode(form[1])
+        else:
+            body = b"".join([_encode(part) for part in form])
+        return b"t%d:%b" % (len(body), body)
+    if kind is str:
+        body = form.encode("utf-8", "surrogatepass")
+        return b"s%d:%b" % (len(body), body)
+    if kind is frozenset:
+        body = b"".join(sorted([_encode(part) for part in form]))
+        return b"f%d:%b" % (len(body), body)
+    if kind is Decimal:
+        body = _digits(form).encode()
+        return b"d%d:%b" % (len(body), body)
+    if kind is int:
+        body = str(form).encode()
+        return b"i%d:%b" % (len(body), body)
+    raise TypeError(f"not part of a canonical form: {kind.__name__}")
 
 
-def _encode_text(text: str) -> bytes:
-    body = text.encode("utf-8", "surrogatepass")
-    return b"s%d:%b" % (len(body), body)
-
-
-_TAGS = {tag: _encode_text(tag) for tag in ("string", "number", "literal", "object", "array", "multiset")}
+_TAGS: dict[Any, bytes] = {}
+_TAGS |= {tag: _encode(tag) for tag in ("string", "number", "literal", "object", "array", "multiset")}
 
 
 def _digits(number: Decimal) -> str:

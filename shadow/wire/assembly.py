@@ -169,7 +169,9 @@ class ChoiceAssembler:
     def tokens(self, ids: Any, entries: Sequence[Token]) -> None:
         """Adds a chunk's output ids and its logprobs entries."""
         if (found := ids_of(ids)) is not None:
-            self._ids = (self._ids or []) + list(found)
+            if self._ids is None:
+                self._ids = []
+            self._ids.extend(found)
         self._tokens.extend(entries)
 
     def finish(self, reason: Any, stop_reason: Any = None) -> None:

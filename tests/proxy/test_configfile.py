@@ -542,3 +542,11 @@ def test_routes_are_read_in_their_order(tmp_path: Path) -> None:
     assert first.takes("qwen")
     assert not first.takes("Qwen")
     assert second.takes("anything/at:all")
+
+
+def test_aliases_of_aliases_end(tmp_path: Path) -> None:
+    levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 8)]
+    path = tmp_path / "c.yaml"
+    path.write_text("l0: &l0 [1]\n" + "\n".join(levels) + "\nprimary: {base_url: http://h/v1}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        load(path)

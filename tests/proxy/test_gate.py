@@ -184,3 +184,15 @@ def test_a_whole_answer_gets_another_message() -> None:
     assert choice["message"] == {"role": "assistant", "content": "no"}
     assert choice["finish_reason"] == "stop"
     assert not answers.read(Dialect.CHAT, sent, stream=False).choices[1].calls
+
+
+TWICE = b'{"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"name":"f"}}]}}],"choices":%b}'
+
+
+@pytest.mark.parametrize("last", [b'[{"index":0}]', b"[]", b"[1]", b"{}", b'"x"', b"null", b'[{"delta":[]}]'])
+def test_choices_that_stand_twice_are_held_whatever_the_last_of_them_holds(last: bytes) -> None:
+    payload = TWICE % last
+    gate = StreamGate(None)
+    assert gate.feed(b"data: " + payload + b"\n\n") == b""
+    assert gate.undecided() == [REST]
+    assert calls_of_whole(payload) is None

@@ -29,6 +29,7 @@ MOST_TEXT = 4_000
 _INSTEAD = "[counterproof] no"
 _NULLS = Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids", b"logprobs"}), drop_empty=True)
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
+_EMPTY = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*(?:null|\[\]|""|\{\})')
 _NAMED = re.compile(rb"tool_calls|function_call")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -243,7 +244,7 @@ def _calls_in(sent: bytes) -> bytes | None:
         try:
             value = json.loads(payload, object_pairs_hook=_Members)
         except (ValueError, RecursionError):
-            if _NAMED.search(payload):
+            if _NAMED.search(_EMPTY.sub(b"", payload)):
                 return payload
             continue
         if _has_call(value):

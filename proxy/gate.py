@@ -202,6 +202,7 @@ class StreamGate:
         if payload is None and not _may_hold_call(rest):
             return self._beside(rest)
         if payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None):
+            self._removal = None  # observe mode leaves it as it came, too
             return self._block(rest)
         return self._keep_unread(rest) if self.waiting or _may_hold_call(rest) else b""
 
@@ -241,7 +242,7 @@ class StreamGate:
         if not refused or entry.kind is _Kind.BESIDE:
             self.over = self.over or (entry.kind is _Kind.TAIL and sse.DONE in entry.data)
             return entry.data
-        return b"" if REST in refused or refused == entry.owners else _without(entry.data, refused)
+        return b"" if not entry.data or REST in refused or refused == entry.owners else _without(entry.data, refused)
 
     # --- one event --------------------------------------------------------------------------------------------
 

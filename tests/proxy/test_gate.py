@@ -196,3 +196,22 @@ def test_choices_that_stand_twice_are_held_whatever_the_last_of_them_holds(last:
     assert gate.feed(b"data: " + payload + b"\n\n") == b""
     assert gate.undecided() == [REST]
     assert calls_of_whole(payload) is None
+
+
+def test_what_the_removal_takes_away_as_a_whole_needs_no_share() -> None:
+    """Fuzzing found it: a choice's calls were dropped with the primary's error, and its empty event came later."""
+    gate = StreamGate(removal())
+    call = b'{"choices":[{"index":0,"delta":{"tool_calls":[{"id":"a"}]},"finish_reason":null}]}'
+    empty = (
+        b'{"choices":[{"index":0,"delta":{},"finish_reason":null,"token_ids":[1]},{"index":1,"delta":{"content":"x"}}]}'
+    )
+    gate.feed(b"data: " + call + b'\n\ndata: {"error":{"message":"m"}}\n\n')
+    assert b"tool_calls" not in gate.feed(b"data: " + empty + b"\n\n")
+    silent = b'{"choices":[{"index":0,"delta":{},"finish_reason":null,"token_ids":[1]}]}'
+    assert gate.feed(b"data: " + silent + b"\n\n") == b""
+
+
+def test_the_last_line_of_a_stream_is_left_as_it_came() -> None:
+    line = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}],"prompt_token_ids":[1]}\n'
+    gate = StreamGate(removal())
+    assert gate.feed(line) + gate.end() == line

@@ -76,13 +76,13 @@ def test_a_loop_whose_first_step_is_forced_ends_on_real_engines(
 
 
 def judged(proxy: ObservingProxy, prompt: str) -> list[dict[str, Any]]:
-    """The ledger's records of the requests with this prompt, oldest first, once each has been judged."""
+    """The ledger's records of the requests with this prompt, oldest first, once both steps have been judged."""
     deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         with LedgerReader(proxy.ledger) as reader:
             newest = list(reader.exchanges(limit=20))
         found = [record for record in newest[::-1] if record["request"]["messages"][0]["content"] == prompt]
-        if found and all(record["examinations"] for record in found):
+        if len(found) > 1 and all(record["examinations"] for record in found):
             return found
         time.sleep(0.1)
     raise AssertionError("not judged in time")

@@ -29,7 +29,9 @@ MOST_TEXT = 4_000
 _INSTEAD = "[counterproof] no"
 _NULLS = Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids", b"logprobs"}), drop_empty=True)
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
-_EMPTY = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*(?:null|\[\]|""|\{\})')
+_EMPTY = re.compile(
+    rb'"(?:tool_calls|function_call)"\s*:\s*(?:null|\[\]|""|\{\})|"finish_reason"\s*:\s*"(?:tool_calls|function_call)"'
+)
 _NAMED = re.compile(rb"tool_calls|function_call")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})

@@ -20,7 +20,7 @@ import psutil
 from bench import report, stats
 from bench.measure import MEASURES, QUICK, Figures, Meter, Size
 from bench.procs import Unavailable
-from bench.systems import DIRECT, HUNG, LITELLM, OFF, TITLES, Load, System, Systems, upstream
+from bench.systems import DIRECT, DOOR, HUNG, LITELLM, OFF, TITLES, Load, System, Systems, upstream
 
 RESULT = report.RESULTS / "byte-path.md"
 
@@ -76,21 +76,22 @@ def measure(meter: Meter, running: dict[str, System], figures: dict[str, Figures
 
 
 def pairs(meter: Meter, running: dict[str, System], figures: dict[str, Figures], count: int) -> list[stats.Interval]:
-    """What a hung shadow adds to the time to the first byte, µs: while its queue fills (injected), and once it is full.
+    """What a shadow adds to the time to the first byte, µs, in the three states of `report.FIRST_BYTES`.
 
-    Leaves the queue full. Empty where not both systems are there.
+    Leaves the hung shadow's queue full. Empty where not all systems are there.
     """
-    if not {OFF, HUNG} <= running.keys():
+    if not {OFF, DOOR, HUNG} <= running.keys():
         return []
-    found = []
+    found: list[stats.Interval] = []
 
     def measured() -> None:
-        for filled in (False, True):
-            if filled:
-                meter.fill(running[HUNG])
-            added = meter.first_bytes(running[OFF], running[HUNG], count, injected=not filled)
+        states = ((DOOR, True), (HUNG, True), (HUNG, False))
+        for state, (name, injected) in zip(report.FIRST_BYTES, states, strict=True):
+            if not injected:
+                meter.fill(running[name])
+            added = meter.first_bytes(running[OFF], running[name], count, injected=injected)
             found.append(stats.interval(added))
-            print(f"time to first byte, {count} pairs, queue {'full' if filled else 'filling'}", flush=True)
+            print(f"time to first byte, {count} pairs, {state}: done", flush=True)
 
     attempt(figures[HUNG], measured)
     return found

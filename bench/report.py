@@ -87,13 +87,21 @@ def checks(figures: Mapping[str, Figures]) -> list[str]:
     return lines
 
 
+FIRST_BYTES = (
+    "no shadow is asked, requests are injected",
+    "the shadow hangs and its queue fills, so requests are injected",
+    "the shadow hangs and its queue is full",
+)
+"""In which states of the shadow the time to the first byte is held against mirroring off."""
+
+
 def hung(found: Sequence[stats.Interval], count: int) -> list[str]:
-    """What a hung shadow adds to the time to the first byte: while its queue fills, and once it is full."""
+    """What a shadow adds to the time to the first byte, in the states of `FIRST_BYTES`."""
     lines = []
-    for state, one in zip(("while its queue fills (injected)", "its queue full"), found, strict=False):
+    for state, one in zip(FIRST_BYTES, found, strict=False):
         inside = "0 lies inside" if one.holds(0) else "0 lies OUTSIDE"
         lines.append(
-            f"- Time to first byte with a hung shadow, {state}, minus mirroring off: {one.text(0)} µs, median and "
+            f"- Time to first byte while {state}, minus mirroring off: {one.text(0)} µs, median and "
             f"95 % interval of {count} pairs of single streams that take turns; {inside}."
         )
     return lines
@@ -147,4 +155,4 @@ def _nginx() -> str:
     return said.strip().rpartition(" ")[2].replace("/", " ")
 
 
-__all__ = ["RESULTS", "about", "beside", "checks", "costs", "heading", "hung", "ratios", "whole"]
+__all__ = ["FIRST_BYTES", "RESULTS", "about", "beside", "checks", "costs", "heading", "hung", "ratios", "whole"]

@@ -303,8 +303,13 @@ def set_choices(text: bytes, choices: Mapping[int, bytes]) -> bytes:
     return replace(text, edits)
 
 
-def add_members(text: bytes, members: Mapping[bytes, bytes], *, empty: bool) -> bytes:
-    """A JSON object with top-level members put in before its closing brace.
+def text_of(members: Mapping[bytes, bytes]) -> bytes:
+    """Members as they stand in a JSON object."""
+    return b",".join([b'"' + key + b'":' + value for key, value in members.items()])
+
+
+def add_members(text: bytes, members: bytes, *, empty: bool) -> bytes:
+    """A JSON object with (the text of) top-level members put in before its closing brace.
 
     For text that is known to be a valid object without these members; `empty` says whether it has any other.
 
@@ -314,8 +319,7 @@ def add_members(text: bytes, members: Mapping[bytes, bytes], *, empty: bool) -> 
     end = text.rfind(b"}")
     if end < 0:
         raise NotJsonError("an object was expected")
-    added = b",".join(b'"' + key + b'":' + value for key, value in members.items())
-    return b"".join([text[:end], b"" if empty else b",", added, text[end:]])
+    return b"".join((text[:end], b"" if empty else b",", members, text[end:]))
 
 
 def set_members(text: bytes, members: Mapping[bytes, bytes]) -> bytes:
@@ -343,7 +347,7 @@ def set_members(text: bytes, members: Mapping[bytes, bytes]) -> bytes:
 
     end = _object(text, start, member)
     _end_of_text(text, end)
-    added = b",".join(b'"' + key + b'":' + value for key, value in members.items() if key not in seen)
+    added = text_of({key: value for key, value in members.items() if key not in seen})
     if added:
         edits.append((end - 1, end - 1, (b"," if count else b"") + added))
     return replace(text, edits)

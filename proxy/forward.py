@@ -222,7 +222,7 @@ class Forwarder:
             whole = None
             if passage.injection is not None and not passage.sse:
                 try:
-                    whole = await self._edited_body(passage, response, passage.injection)
+                    _, whole = await self._whole_body(passage, response, passage.injection)
                 except _OutgrownError:
                     response.close()
                     response = await self._ask_plainly(passage, "too_large")
@@ -372,9 +372,6 @@ class Forwarder:
                     passage.leave_uncompared("too_large")
         return chunk
 
-    async def _edited_body(self, passage: Passage, response: aiohttp.ClientResponse, injection: Injection) -> bytes:
-        return (await self._whole_body(passage, response, injection))[1]
-
     async def _whole_body(
         self, passage: Passage, response: aiohttp.ClientResponse, injection: Injection | None
     ) -> tuple[bytes, bytes]:
@@ -385,6 +382,8 @@ class Forwarder:
             size += len(chunk)
             if size > _MAX_EDITED:
                 raise _OutgrownError
+            if response.content.at_eof():
+                break
         body = b"".join(parts)
         if injection is None:
             return body, body

@@ -9,8 +9,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from proxy.cut import NotJsonError, Nulls, add_members, set_members
+from proxy.cut import NotJsonError, Nulls, add_members, set_members, text_of
 from shadow.ask import client_limit
 from shadow.exchange import Dialect, Request
 from shadow.wire import sse
@@ -19,6 +20,20 @@ _CHAT_TOP = frozenset({b"prompt_token_ids"})
 _CHAT_CHOICE = frozenset({b"token_ids"})
 _COMPLETIONS_CHOICE = frozenset({b"prompt_token_ids", b"token_ids"})
 _LOGPROBS = frozenset({b"logprobs"})
+_SPOKEN_OF = frozenset(
+    {
+        "echo",
+        "include_reasoning",
+        "logprob_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "top_logprobs",
+        "use_beam_search",
+    }
+)
+"""The members of a request that decide about what may be put in, or that are put in."""
 _BYTES_PER_TOKEN = 1000  # of one position with five candidates; about 700 were seen
 
 
@@ -47,30 +62,33 @@ def plan(
     is not streamed must be edited as a whole, in `room` bytes: where its logprobs might not fit (`longest` tokens a
     choice, if the client set no limit), ids alone are asked for.
     """
-    if level is Level.OFF or not _may(request):
+    # Most requests say nothing of any of this: one look tells.
+    silent = request.body.keys().isdisjoint(_SPOKEN_OF)
+    if level is Level.OFF or request.multimodal or not (silent or _may(request)):
         return None
-    ids = not request.client_token_ids
-    logprobs = level is Level.FULL and k >= 2 and _may_add_logprobs(request) and _fits(request, room, longest)
+    ids = silent or not request.client_token_ids
+    may_add = silent or _may_add_logprobs(request)
+    logprobs = level is Level.FULL and k >= 2 and may_add and _fits(request, room, longest)
     if not ids and not logprobs:
         return None
-    members, names = _members(request.dialect, ids=ids, k=k if logprobs else 0)
+    # A chunk with an empty delta is plain where the client itself asked for what it carries.
+    only_ours = ids and request.stream and (silent or not request.client_logprobs)
+    edit = _edit(request.dialect, ids, k if logprobs else 0, only_ours)
     try:
-        if request.body.keys().isdisjoint(names):
-            sent = add_members(body, members, empty=not request.body)
+        if silent or request.body.keys().isdisjoint(edit.names):
+            sent = add_members(body, edit.text, empty=not request.body)
         else:
-            sent = set_members(body, members)
+            sent = set_members(body, edit.members)
     except NotJsonError:
         return None
-    # A chunk with an empty delta is plain where the client itself asked for what it carries.
-    only_ours = ids and request.stream and not request.client_logprobs
-    return Injection(sent, _nulls(request.dialect, ids=ids, logprobs=logprobs, drop_empty=only_ours))
+    return Injection(sent, edit.nulls)
 
 
 def _may(request: Request) -> bool:
     """False where asking for ids would change the visible answer, or would tell nothing."""
     body = request.body
     changes = body.get("echo") or body.get("logprob_token_ids") or body.get("use_beam_search")
-    return not changes and not request.multimodal and not request.hides_reasoning
+    return not changes and not request.hides_reasoning
 
 
 def _fits(request: Request, room: int | None, longest: int | None) -> bool:
@@ -89,9 +107,18 @@ def _may_add_logprobs(request: Request) -> bool:
     return request.dialect is not Dialect.CHAT or body.get("top_logprobs") is None
 
 
+class _Edit(NamedTuple):
+    """What is put in, as members, as their text and by their names, and the cut that takes it out again."""
+
+    members: Mapping[bytes, bytes]
+    text: bytes
+    names: frozenset[str]
+    nulls: Nulls
+
+
 @functools.lru_cache(maxsize=64)
-def _members(dialect: Dialect, *, ids: bool, k: int) -> tuple[Mapping[bytes, bytes], frozenset[str]]:
-    """What is put in, and the names of it; `k` is 0 where no logprobs are asked for."""
+def _edit(dialect: Dialect, ids: bool, k: int, drop_empty: bool) -> _Edit:  # noqa: FBT001  (a key of the cache)
+    """The edit of all requests alike; `k` is 0 where no logprobs are asked for."""
     members = {b"return_token_ids": b"true"} if ids else {}
     if k:
         number = str(min(k, 5)).encode()
@@ -99,16 +126,14 @@ def _members(dialect: Dialect, *, ids: bool, k: int) -> tuple[Mapping[bytes, byt
         members |= chat if dialect is Dialect.CHAT else {b"logprobs": number}
         # Without this one, a winner that was not emitted has no id on the wire: only text.
         members[b"return_tokens_as_token_ids"] = b"true"
-    return members, frozenset(name.decode() for name in members)
-
-
-@functools.lru_cache(maxsize=64)
-def _nulls(dialect: Dialect, *, ids: bool, logprobs: bool, drop_empty: bool) -> Nulls:
     nothing: frozenset[bytes] = frozenset()
-    cut = _LOGPROBS if logprobs else nothing
+    cut = _LOGPROBS if k else nothing
     if dialect is Dialect.COMPLETIONS:
-        return Nulls(nothing, cut | (_COMPLETIONS_CHOICE if ids else nothing))
-    return Nulls(_CHAT_TOP if ids else nothing, cut | (_CHAT_CHOICE if ids else nothing), drop_empty=drop_empty)
+        nulls = Nulls(nothing, cut | (_COMPLETIONS_CHOICE if ids else nothing))
+    else:
+        nulls = Nulls(_CHAT_TOP if ids else nothing, cut | (_CHAT_CHOICE if ids else nothing), drop_empty=drop_empty)
+    names = frozenset(name.decode() for name in members)
+    return _Edit(members, text_of(members), names, nulls)
 
 
 class Removal:

@@ -4,13 +4,16 @@ import asyncio
 import functools
 import io
 from collections.abc import AsyncIterator
-from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
 from aiohttp import hdrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.helpers import TimerNoop
+from aiohttp.http import HttpVersion11
+from aiohttp.http_writer import _serialize_headers
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -34,6 +37,11 @@ class _Connection(ResponseHandler):
         self.requests = 0
         self.heard = self.idle = False
 
+    def begin(self) -> None:
+        """The next request."""
+        self.requests += 1
+        self.heard = self.idle = False
+
     def data_received(self, data: bytes) -> None:
         if data:  # aiohttp calls this itself, without any, to go on with what it had
             self.heard = True
@@ -51,49 +59,39 @@ class _Connection(ResponseHandler):
         return self.requests > 1 and not self.heard
 
 
-_CURRENT: ContextVar[_Connection | None] = ContextVar("connection", default=None)
+class _Sent:
+    """Stands in for the writer of a request that has been written."""
 
-
-class _Connector(aiohttp.TCPConnector):
-    """Tells the task that asks which connection it got."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = functools.partial(_Connection, loop=self._loop)  # type: ignore[assignment]
-
-    async def connect(self, req: ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109  (aiohttp's signature)
-        got = await super().connect(req, traces, timeout)
-        if isinstance(got.protocol, _Connection):
-            got.protocol.requests += 1
-            got.protocol.heard = got.protocol.idle = False
-            _CURRENT.set(got.protocol)
-        return got
-
-    def _release(self, key: Any, protocol: ResponseHandler, **options: Any) -> None:
-        if isinstance(protocol, _Connection):
-            protocol.idle = True
-        super()._release(key, protocol, **options)
-
-
-class _BodyBehind:
-    """Stands in for a transport while a head is written: the body goes with it, in one write where that is cheaper."""
-
-    def __init__(self, transport: asyncio.Transport, body: bytes) -> None:
-        self._transport, self._body = transport, body
-        self.is_closing = transport.is_closing
-
-    def write(self, head: bytes) -> None:
-        joined(self._transport, head, self._body)
+    def __init__(self, output_size: int) -> None:
+        self.output_size = output_size
 
 
 class _Request(ClientRequest):
     """A request with the headers that it is given and no others, and a small body right behind its head.
 
-    aiohttp looks for headers to add one by one, and has a small body written by a task (which begins at once from
-    Python 3.12).
+    aiohttp looks for headers to add one by one, and has a small body written by a task. What it makes of a small body's
+    request is set here at once, in the order of its own `__init__`.
     """
 
-    _small: bytes | None = None
+    chunked = compress = length = server_hostname = proxy = proxy_auth = proxy_headers = None
+    version = HttpVersion11
+    response_class = aiohttp.ClientResponse
+    _session: Any = None
+    _ssl = True
+    _timer = TimerNoop()
+
+    def __init__(
+        self, method: str, url: URL, headers: list[tuple[str, str]], body: Body, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._small = body if type(body) is bytes and len(body) <= _LARGE_BODY else None
+        if self._small is None:
+            data = io.BytesIO(body) if type(body) is bytes else body
+            super().__init__(method, url, headers=headers, data=data, loop=loop)
+            return
+        self.method, self.original_url, self.url, self.loop = method, url, url, loop
+        self._traces = []
+        self.update_headers(headers)
+        self.headers.setdefault(hdrs.CONTENT_LENGTH, str(len(self._small)))
 
     def update_headers(self, headers: Any) -> None:
         self.headers = CIMultiDict(((hdrs.HOST, self.url.host_port_subcomponent or ""),))
@@ -102,45 +100,78 @@ class _Request(ClientRequest):
     def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002  (aiohttp's signature)
         self._skip_auto_headers = _NOT_ADDED
 
-    def update_body_from_data(self, body: Any, _stacklevel: int = 3) -> None:
-        if type(body) is not bytes:
-            super().update_body_from_data(body, _stacklevel)
-            return
-        self._small = body
-        self.headers.setdefault(hdrs.CONTENT_LENGTH, str(len(body)))
-
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         body, protocol = self._small, conn.protocol
-        transport = protocol.transport
-        if body is None or transport is None:
+        if body is None or protocol.transport is None or protocol.writing_paused:
+            if body is not None:
+                self.update_body_from_data(body)
             return await super().send(conn)
-        if protocol.writing_paused or self._continue is not None:
-            super().update_body_from_data(body)
-            return await super().send(conn)
-        protocol.transport = _BodyBehind(transport, body)
-        try:
-            return await super().send(conn)  # which waits for nothing where it knows of no body
-        finally:
-            protocol.transport = transport
+        if conn._connector.force_close:  # noqa: SLF001  (as aiohttp's own `send` does)
+            self.headers[hdrs.CONNECTION] = "close"
+        head = _serialize_headers(f"{self.method} {self.url.raw_path_qs} HTTP/1.1", self.headers)
+        joined(protocol.transport, head, body)
+        protocol.start_timeout()
+        written: Any = _Sent(len(head) + len(body))
+        self.response = self.response_class(
+            self.method,
+            self.original_url,
+            writer=None,
+            continue100=None,
+            timer=self._timer,
+            request_info=self.request_info,
+            traces=self._traces,
+            loop=self.loop,
+            session=self._session,
+            stream_writer=written,
+        )
+        return self.response
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connections of this kind, and requests begun on them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = functools.partial(_Connection, loop=self._loop)  # type: ignore[assignment]
+
+    async def begin(
+        self, method: str, url: URL, headers: list[tuple[str, str]], body: Body, limits: aiohttp.ClientTimeout
+    ) -> tuple[Connection, _Request]:
+        """A request and the connection that it is to be sent over, kept or new."""
+        request = _Request(method, url, headers, body, self._loop)
+        connection = await self.connect(request, [], limits)
+        if isinstance(connection.protocol, _Connection):
+            connection.protocol.begin()
+        return connection, request
+
+    def _release(self, key: Any, protocol: ResponseHandler, **options: Any) -> None:
+        if isinstance(protocol, _Connection):
+            protocol.idle = True
+        super()._release(key, protocol, **options)
 
 
 class Pool:
-    """HTTP/1.1 connections to all primaries. `open` in a running loop, `close` at the end."""
+    """HTTP/1.1 connections to all primaries. `open` in a running loop, `close` at the end.
+
+    It stands on aiohttp's connector, request and response. The session that usually stands above them looks anew into
+    redirects, cookies, proxies, traces and a total time for each request: a tenth of a small one's CPU, and nothing of
+    it is wanted here.
+    """
 
     def __init__(self) -> None:
-        self._kept: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+        self._kept: _Connector | None = None
+        self._fresh: _Connector | None = None
 
     async def open(self) -> None:
         """Makes the pool."""
-        self._kept = _session(_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S))
-        self._fresh = _session(_Connector(limit=0, force_close=True))
+        self._kept = _Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        self._fresh = _Connector(limit=0, force_close=True)
 
     async def close(self) -> None:
         """Ends all connections."""
-        for session in (self._kept, self._fresh):
-            if session:
-                await session.close()
+        for connector in (self._kept, self._fresh):
+            if connector:
+                await connector.close()
 
     async def request(
         self, method: str, url: URL, headers: list[tuple[str, str]], body: Body, limits: aiohttp.ClientTimeout
@@ -148,47 +179,46 @@ class Pool:
         """Sends a request and returns once its answer's head is there; the caller closes the response.
 
         A kept connection that ends before any answer byte is no answer: a body that is at hand is sent once more, over
-        a fresh connection.
+        a fresh connection. Of the `limits`, those of connecting count.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer.
         """
         assert self._kept is not None
         assert self._fresh is not None
-        _CURRENT.set(None)
+        connection, request = await self._kept.begin(method, url, headers, body, limits)
+        used = connection.protocol
         try:
-            return await self._send(self._kept, method, url, headers, body, limits)
+            return await _answer(connection, request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
-            used = _CURRENT.get()
-            if used is None or not used.was_stale or not (body is None or isinstance(body, bytes)):
+            stale = isinstance(used, _Connection) and used.was_stale
+            if not stale or not (body is None or isinstance(body, bytes)):
                 raise
-        return await self._send(self._fresh, method, url, headers, body, limits)
-
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        url: URL,
-        headers: list[tuple[str, str]],
-        body: Body,
-        limits: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
-        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > _LARGE_BODY else body
-        return await session.request(method, url, headers=headers, data=data, allow_redirects=False, timeout=limits)
+        return await _answer(*await self._fresh.begin(method, url, headers, body, limits))
 
 
-def _session(connector: _Connector) -> aiohttp.ClientSession:
-    session = aiohttp.ClientSession(
-        connector=connector,
-        request_class=_Request,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        read_bufsize=_READ_BUFFER,
-        max_line_size=_HEAD_BYTES,
-        max_field_size=_HEAD_BYTES,
-        max_headers=_HEADERS,
-        trust_env=False,
-    )
-    session._retry_connection = False  # noqa: SLF001  (`Pool.request` has one rule for all methods)
-    session._prepare_headers = CIMultiDict  # type: ignore[assignment]  # noqa: SLF001  (it has none to add)
-    return session
+async def _answer(connection: Connection, request: _Request) -> aiohttp.ClientResponse:
+    """Sends a request over its connection; returns with the head of the answer."""
+    try:
+        protocol = connection.protocol
+        assert protocol is not None
+        protocol.set_response_params(
+            skip_payload=request.method == hdrs.METH_HEAD,
+            read_until_eof=True,
+            auto_decompress=False,
+            read_bufsize=_READ_BUFFER,
+            max_line_size=_HEAD_BYTES,
+            max_field_size=_HEAD_BYTES,
+            max_headers=_HEADERS,
+        )
+        response = await request.send(connection)
+        try:
+            return await response.start(connection)
+        except BaseException:
+            response.close()
+            raise
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError) and not isinstance(error, aiohttp.ClientError | TimeoutError):
+            raise aiohttp.ClientOSError(*error.args) from error
+        raise

@@ -11,7 +11,7 @@ _SWITCH_INTERVAL_S = 0.0005
 # glibc's mallopt(3). By default each thread gets an arena of its own, and every large block that is freed makes the
 # next one of its size come out of an arena: what exchanges and scores leave there is never given back.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGE_BLOCK = 256 * 1024
+_LARGE_BLOCK = 4 * 1024 * 1024
 _MALLOC = {_M_ARENA_MAX: 2, _M_MMAP_THRESHOLD: _LARGE_BLOCK, _M_TRIM_THRESHOLD: _LARGE_BLOCK}
 
 

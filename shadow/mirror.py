@@ -167,12 +167,12 @@ class _Line:
 
     def admit(self, identity: str, size: int, primary: Peer) -> str | None:
         """Takes an exchange of `size` bytes in, or says why not."""
-        if self.reference.standing(primary)[0] is State.READY and not self.reference.asked(primary):
-            return CIRCUIT_OPEN
         if self.count >= self._limits.max_queue:
             return "queue_full"
         if self._size + size > self._limits.max_queue_bytes:
             return "queue_bytes"
+        if not self.reference.asked(primary) and self.reference.standing(primary)[0] is State.READY:
+            return CIRCUIT_OPEN
         self._sizes[identity] = size
         self._change(1, size)
         return None
@@ -240,7 +240,10 @@ class Mirror:
     @property
     def ready(self) -> bool:
         """Whether any shadow can be asked now: without one, token ids are not worth asking the primary for."""
-        return any(line.open(self.primary) for line in self._lines)
+        for line in self._lines:  # noqa: SIM110  (asked for every request: a generator costs as much as the question)
+            if line.open(self.primary):
+                return True
+        return False
 
     def offer(self, identity: str, size: int, capture: Callable[[], Capture]) -> None:
         """Takes an exchange of `size` bytes, or drops it under a named reason. Returns at once.

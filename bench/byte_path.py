@@ -1,6 +1,6 @@
 """What this proxy costs on the byte path, beside a bare relay of the same stack and beside its peers.
 
-    python -m bench.byte_path [--rounds 15] [--quick] [--only NAME,NAME] [--write]
+    python -m bench.byte_path [--rounds 15] [--quick] [--only NAME,NAME] [--first] [--write]
 
 All systems are up at once, in front of one upstream, and take turns within every round in an order that rotates: a
 machine that drifts drifts for all of them. What is measured runs on one core, load and upstream (and shadows) on the
@@ -17,12 +17,14 @@ from pathlib import Path
 
 import psutil
 
-from bench import report, stats
+from bench import procs, report, stats
 from bench.measure import MEASURES, QUICK, Figures, Meter, Size
 from bench.procs import Unavailable
-from bench.systems import DIRECT, DOOR, HUNG, LITELLM, OFF, TITLES, Load, System, Systems, upstream
+from bench.systems import COMPARED, DIRECT, DOOR, HUNG, LITELLM, OFF, TITLES, Load, System, Systems, upstream
 
 RESULT = report.RESULTS / "byte-path.md"
+_SLOW = frozenset({LITELLM, COMPARED})
+"""One turn in each round is enough of them: they take a hundred times as long."""
 
 
 def chosen(only: str | None, *, quick: bool) -> list[str]:
@@ -62,9 +64,13 @@ def measure(meter: Meter, running: dict[str, System], figures: dict[str, Figures
     for number in range(rounds + 1):
         print(f"round {number} of {rounds}" + ("" if number else " (to warm up)"), flush=True)
         for what in MEASURES:  # of all systems before the next: what is compared lies as close together as can be
-            for name in order:
-                if not figures[name].problem:
-                    attempt(figures[name], functools.partial(meter.measure, what, running[name], figures[name]))
+            turns = meter.size.turns if what == "small" else 1
+            for turn in range(turns):
+                for name in order:
+                    if not figures[name].problem and not (turn and name in _SLOW):
+                        attempt(figures[name], functools.partial(meter.measure, what, running[name], figures[name]))
+            for name in order if turns > 1 else ():
+                figures[name].fold(1 if name in _SLOW else turns)
             seen = ((name, getattr(figures[name], what)) for name in running)
             print(
                 f"  {what}, µs: " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in seen if values),
@@ -118,6 +124,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="default: 15; with --quick 2")
     parser.add_argument("--quick", action="store_true", help="under a minute: less of everything, and no LiteLLM")
     parser.add_argument("--only", metavar="NAMES", help="these systems, by the beginnings of their names")
+    parser.add_argument("--first", action="store_true", help="with real-time priority (Linux, CAP_SYS_NICE)")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     asked = parser.parse_args()
     asked.rounds = asked.rounds or (2 if asked.quick else 15)
@@ -136,6 +143,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="byte-path-")))
         try:
+            if asked.first:
+                procs.first()
             at = stack.enter_context(upstream(folder, size.tokens))
         except Unavailable as problem:
             sys.exit(f"byte_path: {problem}")
@@ -150,7 +159,7 @@ def main() -> None:
     print("\n" + found)
     if asked.write:
         told = " ".join(["python -m bench.byte_path", *sys.argv[1:]])
-        about = report.heading("What the byte path costs", told) + report.about(size, asked.rounds)
+        about = report.heading("What the byte path costs", told) + report.about(size, asked.rounds, first=asked.first)
         report.RESULTS.mkdir(exist_ok=True)
         RESULT.write_text(f"{about}\n{found}", encoding="utf-8")
 

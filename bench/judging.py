@@ -11,7 +11,7 @@ from bench import stats
 from shadow.compare import judge_calls
 from shadow.exchange import Dialect, Request
 from shadow.judge import Case, Rulebook
-from validators import Arguments, ComparePolicy, Finding, ToolCall, Word, match_calls, parse_arguments
+from validators import ComparePolicy, Finding, ToolCall, Word, match_calls
 from validators.decision import Opinion, Verdict
 from validators.policy import Policy, RepeatPolicy, ToolPolicy
 from validators.repeats import Repeats
@@ -85,7 +85,6 @@ class _One:
     calls: tuple[ToolCall]
     same: tuple[ToolCall]
     other: tuple[ToolCall]
-    arguments: Arguments
 
 
 class Judging:
@@ -104,27 +103,30 @@ class Judging:
 
     def batch(self, first: int) -> dict[str, float]:
         """CPU microseconds of each of `PARTS` per call, over the calls from that number on."""
-        ones = [self._one(number) for number in range(first, first + BATCH)]
         work = {
             "agreed": lambda one: self._judged(one, one.same, Word.MATCH),
             "differs": lambda one: self._judged(one, one.other, Word.MISMATCH),
-            "schema": lambda one: self._book.schemas.findings(self._function, 0, one.arguments),
-            "five rules": lambda one: check(self._rules, _TOOL, 0, one.arguments, self._facts, self._book.sets),
+            "schema": lambda one: self._book.schemas.findings(self._function, 0, one.calls[0].read),
+            "five rules": lambda one: check(self._rules, _TOOL, 0, one.calls[0].read, self._facts, self._book.sets),
             "repeat check": self._repeated,
             "own": lambda one: one.case.own(one.calls),
             "match_calls": lambda one: match_calls(one.calls, one.same, self._book.compare),
             "diff": lambda one: match_calls(one.calls, one.other, self._book.compare),
             "decide": lambda one: self._decided(one, one.same, []),
         }
-        spent = {part: _timed(do, ones) for part, do in work.items()}
-        for one in ones:
+        # Each part of its own: a call keeps what was read of its text, and no part is to profit from another.
+        spent = {part: _timed(do, self._ones(first)) for part, do in work.items()}
+        for one in self._ones(first):
             one.case.settle(one.calls, self._decided(one, one.same, []), released=True)
         return spent
+
+    def _ones(self, first: int) -> list[_One]:
+        return [self._one(number) for number in range(first, first + BATCH)]
 
     def _one(self, number: int) -> _One:
         case = Case(self._book, self._request, self._raw + str(number).encode(), "scope")
         call = _call(number)
-        return _One(case, (call,), (_call(number),), (_call(number, "edge-2"),), parse_arguments(call.arguments))
+        return _One(case, (call,), (_call(number),), (_call(number, "edge-2"),))
 
     def _judged(self, one: _One, reference: tuple[ToolCall], word: Word) -> None:
         verdict = self._decided(one, reference, one.case.own(one.calls))

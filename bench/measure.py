@@ -1,5 +1,6 @@
 """What one system costs: CPU per small request, per paced chunk, per long prompt; latency; memory per open stream."""
 
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +21,14 @@ _FILL = 1200  # requests that fill a hung shadow's queue of 1,000
 class Size:
     """How much is measured per round: requests, seconds, and the tokens of each of the 64 streams.
 
+    Small requests come in so many `turns` of `small`, between which the systems take turns, too: a slice of a tenth of
+    a second is short beside what else goes on in the machine, and what is compared lies close together.
     `memory` streams are held open for `hold` tokens to see what they weigh; `pairs` of single streams show the time to
     the first byte.
     """
 
-    small: int = 1500
+    small: int = 300
+    turns: int = 5
     tokens: int = 150
     large: int = 30
     idle_s: float = 1.0
@@ -34,7 +38,7 @@ class Size:
     pairs: int = 200
 
 
-QUICK = Size(small=300, tokens=30, large=10, idle_s=0.3, memory=64, hold=8, compared=20, pairs=30)
+QUICK = Size(small=150, turns=2, tokens=30, large=10, idle_s=0.3, memory=64, hold=8, compared=20, pairs=30)
 
 
 @dataclass
@@ -56,6 +60,12 @@ class Figures:
     injected: int = 0
     problem: str = ""
 
+    def fold(self, turns: int) -> None:
+        """The last `turns` of small requests become one figure: their mean, and of latencies too."""
+        for values in (self.small, self.p50, self.p99):
+            if values:
+                values[-turns:] = [statistics.fmean(values[-turns:])]
+
     def drop_first(self) -> None:
         """Forgets the round that only warmed it up."""
         for values in (self.small, self.chunk, self.large, self.p50, self.p99, self.idle):
@@ -66,7 +76,7 @@ class Meter:
     """Measures one system after the other with the same load."""
 
     def __init__(self, load: Load, upstream: Upstream, size: Size) -> None:
-        self._load, self._upstream, self._size = load, upstream, size
+        self._load, self._upstream, self.size = load, upstream, size
 
     def measure(self, what: str, system: System, into: Figures) -> None:
         """One turn of a system at one of `MEASURES`; nothing happens where that has no meaning for it.
@@ -89,7 +99,7 @@ class Meter:
             raise Unavailable(f"{counted:.0f} of {requests} exchanges were counted as sampled_out")
 
     def _small(self, system: System, into: Figures) -> None:
-        count = self._size.compared if system.name == COMPARED else self._size.small
+        count = self.size.compared if system.name == COMPARED else self.size.small
         cost, result = self._cost(
             system, "requests", body=recording.small(), exchanges=count, count=count, connections=CONNECTIONS
         )
@@ -100,9 +110,9 @@ class Meter:
     def _chunks(self, system: System, into: Figures) -> None:
         assert system.pid is not None
         began, before = time.monotonic(), cpu_ns(system.pid)
-        time.sleep(self._size.idle_s)
+        time.sleep(self.size.idle_s)
         idle = (cpu_ns(system.pid) - before) / (time.monotonic() - began)  # ns per second
-        count, tokens = STREAMS, self._size.tokens
+        count, tokens = STREAMS, self.size.tokens
         began = time.monotonic()
         cost, _ = self._cost(system, "streams", body=recording.stream(tokens), exchanges=count, count=count, over_s=0.2)
         cost -= idle * (time.monotonic() - began)
@@ -110,7 +120,7 @@ class Meter:
         into.chunk.append(cost / count / (tokens + 1) / 1000)
 
     def _large(self, system: System, into: Figures) -> None:
-        count = self._size.large
+        count = self.size.large
         cost, _ = self._cost(system, "requests", body=recording.large(), exchanges=count, count=count, connections=2)
         into.large.append(cost / count / 1000)
 
@@ -118,7 +128,7 @@ class Meter:
         """How much a system that has served a little grows while streams are open, per stream."""
         if system.pid is None:
             return
-        count, pid, seen = self._size.memory, system.pid, list[tuple[int, int]]()
+        count, pid, seen = self.size.memory, system.pid, list[tuple[int, int]]()
         self._load("requests", port=system.port, body=recording.small().decode(), count=100, connections=CONNECTIONS)
         self._load("streams", port=system.port, body=recording.stream(3).decode(), count=CONNECTIONS, over_s=0)
         before = memory(pid)
@@ -127,7 +137,7 @@ class Meter:
             time.sleep(0.3)
             seen.append((memory(pid), self._upstream.stats()["open"]))
 
-        body = recording.stream(self._size.hold, _SLOW_PACE_MS).decode()
+        body = recording.stream(self.size.hold, _SLOW_PACE_MS).decode()
         self._load("streams", opened=opened, port=system.port, body=body, count=count, over_s=count / 256)
         grown, still_open = seen[0][0] - before, seen[0][1]
         if still_open == count:  # else it was so slow to begin them that some had ended again: no figure

@@ -123,10 +123,11 @@ def heading(title: str, command: str) -> str:
     return f"# {title}\n\n{when}, `{command}`, {procs.machine()}; Python {platform.python_version()}, {versions}"
 
 
-def about(size: Size, rounds: int) -> str:
+def about(size: Size, rounds: int, *, first: bool) -> str:
     """The rest of the heading, and how it was measured."""
     measured, other = procs.cores()
-    return f""", {_nginx()}.
+    priority = " All of it with real-time priority, since the machine did other work beside it." if first else ""
+    return f""", {_nginx()}.{priority}
 
 {rounds} rounds after one to warm up. All systems are up at once and take turns within each round, in an order that
 rotates; each figure is taken of all of them before the next one. Ratios are paired within a round, with the median and
@@ -134,7 +135,8 @@ a 95 % bootstrap interval of it. What is measured runs on core {measured}; load 
 {other}.
 
 - CPU is the on-CPU time of the system's process tree, all threads.
-- Small requests: {size.small} per round over {CONNECTIONS} kept connections, answered with 800 bytes by the upstream
+- Small requests: {size.turns} x {size.small} per round, the systems taking turns between them (the slowest have one
+  turn), over {CONNECTIONS} kept connections, answered with 800 bytes by the upstream
   (about 16 KB where token ids and five logprobs were asked for). Latency is added to that without a proxy.
 - Chunks: {STREAMS} streams at once, an event every {PACE_MS:g} ms each, {size.tokens} tokens. What the idle system uses
   is taken off; the requests' own cost is in.

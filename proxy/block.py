@@ -129,6 +129,8 @@ class Holding:
         try:
             while data := await following():
                 await self._send(gate.feed(data), gate, out)
+                if gate.behind:
+                    await asyncio.sleep(0)  # the loop writes at the end of its turn: only then is there time to read
                 self._follow(gate)
                 await self._deliver(gate, out)
         except HeldTooMuchError:

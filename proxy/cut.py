@@ -139,14 +139,14 @@ class _Finder:
     def __init__(self, top: frozenset[bytes], choice: frozenset[bytes]) -> None:
         self._top, self._choice = _keys(top), _keys(choice)
         names = [name for name, _ in self._choice]
-        kind = msgspec.defstruct("Choice", [_raw(name) for name in (*names, "delta", "finish_reason")])
+        kind = msgspec.defstruct("Choice", [_raw(name) for name in (*names, "index", "delta", "finish_reason")])
         fields: list[Any] = [("choices", list[kind]), *(_raw(name) for name, _ in self._top)]  # type: ignore[valid-type]
         self._read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Payload", fields)).decode
 
-    def find(self, payload: bytes) -> tuple[list[tuple[int, int]], bool] | None:
-        """The spans of the named values that are not null, in order, and whether the choice says nothing yet.
+    def find(self, payload: bytes) -> tuple[list[tuple[int, int]], bool, bool] | None:
+        """The spans of the named values that are not null, in order; whether the choice says nothing yet; its index.
 
-        None where the payload has another shape.
+        The last says whether that index is a number of a choice, or left out. None where the payload has another shape.
         """
         try:
             found = self._read(payload)
@@ -171,7 +171,8 @@ class _Finder:
                 if size > _LONG:
                     long = (start, end)
         spans.sort()
-        return spans, choice.delta == _EMPTY and choice.finish_reason == _NULL
+        empty = choice.delta == _EMPTY and choice.finish_reason == _NULL
+        return spans, empty, not len(choice.index) or bytes(choice.index).isdigit()
 
 
 def _find_outside(text: bytes, key: bytes, span: tuple[int, int]) -> int:
@@ -210,7 +211,17 @@ class Nulls:
         found = _finder(self.top, self.choice).find(payload)
         if found is None:
             return self._walk(payload)
-        spans, empty = found
+        return self._blanked(payload, found[0], found[1])
+
+    def apply_plainly(self, payload: bytes) -> tuple[bytes | None] | None:
+        """What `apply` gives, in a tuple; None (to be asked of `apply`) where that is no JSON with one usual choice.
+
+        A usual one has an index that counts from 0, or leaves it out.
+        """
+        found = _finder(self.top, self.choice).find(payload)
+        return (self._blanked(payload, found[0], found[1]),) if found is not None and found[2] else None
+
+    def _blanked(self, payload: bytes, spans: list[tuple[int, int]], empty: bool) -> bytes | None:  # noqa: FBT001
         return None if empty and self.drop_empty else replace(payload, [(start, end, b"null") for start, end in spans])
 
     def _walk(self, payload: bytes) -> bytes | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from proxy.cut import set_choices
+from proxy.cut import Nulls, set_choices
 from proxy.inject import Removal
 from proxy.plain import dumps
 from shadow.exchange import Answer, Choice, Dialect
@@ -30,6 +30,7 @@ _CALL_KEYS = frozenset({"tool_calls", "function_call"})
 # No JSON text without one of these has such a key: only a \u escape can spell one in another way.
 _MARKS_OF_CALLS = (b"tool_calls", b"function_call", b"\\u")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
+_NOTHING_PUT_IN = Nulls(frozenset(), frozenset())
 
 
 def _may_hold_call(text: bytes) -> bool:
@@ -87,6 +88,14 @@ class _State:
     fate: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """An event that went on before it was read; `emptied` says that nothing of it was left for the client."""
+
+    payload: bytes
+    emptied: bool
+
+
 @dataclass(slots=True)
 class Frame:
     """What the chunks of one stream have in common, for chunks of our own: `id`, `created`, `model`."""
@@ -113,7 +122,9 @@ class StreamGate:
         self._removal = removal
         self._splitter = sse.Splitter()
         self._reader = AnswerReader.of_stream(Dialect.CHAT)
-        self._to_read: list[dict[str, Any] | None] = []  # once their bytes are on their way
+        self._passing = removal or Removal(_NOTHING_PUT_IN)
+        self._to_read: list[dict[str, Any] | _Passed | None] = []  # once their bytes are on their way
+        self._all_passes = True  # nothing is held, was decided about, or could not be read
         self._states: dict[int, _State] = {}
         self._entries: list[_Entry] = []
         self._signals: list[tuple[Signal, int]] = []
@@ -131,18 +142,22 @@ class StreamGate:
     @property
     def spoke(self) -> bool:
         """Whether anything was told that a client shows: from then on a refusal is no answer of its own."""
+        self._catch_up()
         return any(state.told for state in self._states.values())
 
     def said(self, index: int) -> str:
         """The end of what a choice has said in text that went to the client."""
+        self._catch_up()
         return self._states[index].said
 
     def unsaid(self, index: int) -> str:
         """What a choice has said in text that is held."""
-        return self.choice(index).content[self._states[index].told :]
+        content = self.choice(index).content
+        return content[self._states[index].told :]
 
     def begun(self, index: int) -> bool:
         """Whether the client knows of a choice."""
+        self._catch_up()
         return index in self._states and self._states[index].begun
 
     def undecided(self) -> list[int]:
@@ -151,6 +166,7 @@ class StreamGate:
 
     def unfinished(self) -> list[int]:
         """The choices that are not held and have not ended."""
+        self._catch_up()
         return [index for index, state in self._states.items() if not state.held and not state.closed]
 
     def signals(self) -> list[tuple[Signal, int]]:
@@ -169,11 +185,37 @@ class StreamGate:
         self._catch_up()
         return self._reader.result()
 
+    @property
+    def behind(self) -> bool:
+        """Whether something went on that is yet to be read: the next question about the stream reads it."""
+        return bool(self._to_read)
+
     def _catch_up(self) -> None:
         """Reads tokens and calls of what has come: a chunk of text is not to wait for that."""
-        values, self._to_read = self._to_read, []
-        for value in values:
-            self._reader.value(value)
+        events, self._to_read = self._to_read, []
+        for event in events:
+            self._reader.value(self._passed(event) if isinstance(event, _Passed) else event)
+
+    def _passed(self, event: _Passed) -> dict[str, Any] | None:
+        """An event of text that has gone on, and what it says of its choice."""
+        value = answers.read_object(event.payload)
+        choices = value.get("choices") if value else None
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        if value is None or not isinstance(choice, dict):  # the two JSON libraries read it in two ways
+            self._hold_rest()
+            return None
+        index = choice.get("index") or 0
+        state = self._state(index)
+        self.frame.see(value)
+        self._follow(index, state, choice, emptied=event.emptied)
+        state.begun = state.begun or not event.emptied
+        return value
+
+    def _state(self, index: int) -> _State:
+        if index not in self._states:
+            self._states[index] = _State()
+            self._signals.append((Signal.BEGUN, index))
+        return self._states[index]
 
     # --- what comes from the primary --------------------------------------------------------------------------
 
@@ -183,10 +225,17 @@ class StreamGate:
         Raises:
             HeldTooMuchError: more would have to be held than is held.
         """
+        if self._all_passes and not self._splitter.rest and not _may_hold_call(chunk):
+            client = self._passing.event(chunk)
+            if client is not None:
+                self._to_read.append(_Passed(chunk[6:-2], not client))
+                return client
+        self._catch_up()
         return b"".join([self._block(block) for block in self._splitter.feed(chunk)])
 
     def end(self) -> bytes:
         """The primary has said all; a choice that is held and did not finish is closed as it stands."""
+        self._catch_up()
         out = b""
         if rest := self._splitter.rest:
             out = self._rest(rest)
@@ -255,7 +304,7 @@ class StreamGate:
         if payload.strip() == sse.DONE:
             self._catch_up()
             self._reader.done()
-            self._done = True
+            self._done, self._all_passes = True, False
             return self._tail(client)
         value = answers.read_object(payload)
         self._to_read.append(value)
@@ -279,15 +328,12 @@ class StreamGate:
         if raw != choices or not all(type(owner) is int and owner >= 0 for owner in owners):
             return self._keep_unread(client)
         for place, (index, choice) in enumerate(zip(owners, choices, strict=True)):
-            if index not in self._states:
-                self._states[index] = _State()
-                self._signals.append((Signal.BEGUN, index))
-            state = self._states[index]
+            state = self._state(index)
             if place in places:
                 if self._done or state.closed or state.fate is not None:
                     return self._keep_unread(client)  # after its end
                 if not state.held:
-                    state.held = True
+                    state.held, self._all_passes = True, False
                     self._signals.append((Signal.HELD, index))
             self._follow(index, state, choice, emptied=emptied)
         return self._pass_or_keep(_Entry(_Kind.CHOICES, client, frozenset(owners)))
@@ -325,10 +371,13 @@ class StreamGate:
         entry = _Entry(_Kind.TAIL, client, frozenset())
         return self._keep(entry) if self.waiting else self._released(entry)
 
-    def _keep_unread(self, client: bytes) -> bytes:
+    def _hold_rest(self) -> None:
         if REST not in self._states:
-            self._states[REST] = _State(held=True)
+            self._states[REST], self._all_passes = _State(held=True), False
             self._signals.append((Signal.HELD, REST))
+
+    def _keep_unread(self, client: bytes) -> bytes:
+        self._hold_rest()
         if self._states[REST].fate is not None:
             return client if self._states[REST].fate else b""
         return self._keep(_Entry(_Kind.UNREAD, client, frozenset({REST})))

@@ -157,6 +157,22 @@ class Removal:
             return chunk if edited is payload else b"data: " + edited + b"\n\n"
         return b"".join([self.edit(block) for block in self._splitter.feed(chunk)])
 
+    def event(self, chunk: bytes) -> bytes | None:
+        """A chunk that is one event as vLLM frames it, JSON with one choice: as `feed` would give it.
+
+        None for any other; nothing has changed then, and it is for `edit` or `feed`.
+        """
+        if self._dropped_half or not sse.is_one_event(chunk):
+            return None
+        payload = chunk[6:-2]
+        found = self._nulls.apply_plainly(payload)
+        if found is None:
+            return None
+        edited = found[0]
+        if edited is None:
+            return b""
+        return chunk if edited is payload else b"data: " + edited + b"\n\n"
+
     @property
     def rest(self) -> bytes:
         """What the stream ended with, without an event's end: as it came."""

@@ -6,7 +6,7 @@ repeats remember.
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -15,7 +15,7 @@ import orjson
 
 from shadow.compare import leaked_calls
 from shadow.exchange import Choice, Request
-from validators import Arguments, ComparePolicy, Finding, ToolCall, Word, parse_arguments
+from validators import ComparePolicy, Finding, ToolCall, Word
 from validators.decision import WANTS_PERSON, Opinion, Verdict, action_for, decide
 from validators.policy import Action, Policy
 from validators.repeats import Repeats
@@ -56,24 +56,38 @@ class Case:
     """One request under the rulebook that was in force when it arrived.
 
     `scope` is whose calls are each other's repeats (credential and conversation), `body` the request's raw bytes: the
-    same bytes again are a repeated request, not a repeated call.
+    same bytes again are a repeated request, not a repeated call. `approved` (from any thread) says whether a person has
+    approved calls of a scope that have not gone out yet: those are no repeats, and held, so that the yes is used up.
     """
 
     def __init__(
-        self, rulebook: Rulebook, request: Request, body: bytes, scope: str, headers: Mapping[str, str] | None = None
+        self,
+        rulebook: Rulebook,
+        request: Request,
+        body: bytes,
+        scope: str,
+        headers: Mapping[str, str] | None = None,
+        approved: Callable[[str, Sequence[ToolCall]], bool] = lambda _scope, _calls: False,
     ) -> None:
         self.rulebook, self.request, self.scope = rulebook, request, scope
+        self._approved = approved
         self._functions = {str(tool["name"]): tool for tool in request.tools}
         user = request.body.get("user")
         self._facts = RequestFacts(request.model, user if isinstance(user, str) else None, dict(headers or {}))
         self._body = body
         self._fingerprint: bytes | None = None
         self._history: list[ToolCall] | None = None
+        self._exempt: set[tuple[ToolCall, ...]] = set()
 
     @property
     def policy(self) -> Policy[Rule]:
         """The policy in force."""
         return self.rulebook.policy
+
+    @property
+    def conversation(self) -> str:
+        """The conversation's key, without whose it is."""
+        return self.scope.rpartition(":")[2]
 
     @property
     def fingerprint(self) -> bytes:
@@ -93,13 +107,21 @@ class Case:
         """What can be said of calls without any reference, in the order of the calls."""
         found: list[Finding] = []
         for i, call in enumerate(calls):
-            found += self._of_call(i, call, parse_arguments(call.arguments))
+            found += self._of_call(i, call)
         book, fingerprint, history = self.rulebook, self.fingerprint, self.history
         with book.lock:
-            return found + book.repeats.findings(self.scope, fingerprint, history, calls, self.policy.of)
+            repeats = book.repeats.findings(self.scope, fingerprint, history, calls, self.policy.of)
+        return found + self._binding(calls, repeats)
 
-    def _of_call(self, i: int, call: ToolCall, arguments: Arguments) -> list[Finding]:
-        function, tool = self._functions.get(call.name), self.policy.of(call.name)
+    def _binding(self, calls: Sequence[ToolCall], repeats: list[Finding]) -> list[Finding]:
+        """The repeats that count: what a person has approved passes once, whatever was made or refused before."""
+        if not repeats or not self._approved(self.scope, calls):
+            return repeats
+        self._exempt.add(tuple(calls))
+        return [finding for finding in repeats if action_for(self.policy, finding) is Action.HOLD]
+
+    def _of_call(self, i: int, call: ToolCall) -> list[Finding]:
+        function, tool, arguments = self._functions.get(call.name), self.policy.of(call.name), call.read
         if function is not None and arguments.problem is None:
             found = self.rulebook.schemas.findings(function, i, arguments)
             if arguments.duplicate_keys:  # who takes the first of two has another call than who takes the last
@@ -119,15 +141,18 @@ class Case:
         return [Finding(Word.INVALID, name, None, "leaked_markup") for name in leaked]
 
     def wants_person(self, calls: Sequence[ToolCall]) -> list[bool]:
-        """Per call: does its tool's policy ask for a person's yes. What cannot be evaluated does."""
-        return [self._wants(call) for call in calls]
+        """Per call: does its tool's policy ask for a person's yes. What cannot be evaluated does.
+
+        So does what passes as no repeat by a person's yes: asking for it is what uses it up.
+        """
+        exempt = tuple(calls) in self._exempt
+        return [exempt or self._wants(call) for call in calls]
 
     def _wants(self, call: ToolCall) -> bool:
         approve = self.policy.of(call.name).approve
         if approve is None:
             return False
-        arguments = parse_arguments(call.arguments)
-        return holds(approve, call.name, arguments, self._facts, self.rulebook.sets) is not False
+        return holds(approve, call.name, call.read, self._facts, self.rulebook.sets) is not False
 
     def decide(
         self, calls: Sequence[ToolCall], own: Sequence[Finding], opinions: Sequence[Opinion], *, expired: bool

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from validators.canonical import EXACT, ComparePolicy, HugeNumber, Paths, canonical, form_of
 
@@ -47,6 +47,15 @@ class ToolCall:
     name: str
     arguments: str = ""
     id: str | None = None
+    _read: "Arguments | None" = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def read(self) -> "Arguments":
+        """What the text holds, read once however often it is asked for. Nobody may change it."""
+        if self._read is None:
+            object.__setattr__(self, "_read", parse_arguments(self.arguments))
+            assert self._read is not None
+        return self._read
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +241,11 @@ def match_calls(
     `policy` gives the compare policy of a tool by its name. Every call of either side occurs in exactly one match;
     the result stands in the primary's order, calls that only the reference made last.
     """
-    ours, theirs = dict(enumerate(primary)), dict(enumerate(reference))
-    found = _pair_equal("match", ours, theirs, lambda call: (call.name, call.arguments))  # nearly always, unread
-    left, right = ({i: _Read.of(call) for i, call in side.items()} for side in (ours, theirs))
-    found += _pair_equal("match", left, right, lambda call: call.form(EXACT))
+    left, right = dict(enumerate(primary)), dict(enumerate(reference))
+    found = _pair_equal("match", left, right, lambda call: (call.name, call.arguments))  # nearly always, unread
+    found += _pair_equal("match", left, right, lambda call: _form(call, EXACT))
     if any(policy(call.name) != EXACT for call in left.values()):
-        found += _pair_equal("equivalent", left, right, lambda call: call.form(policy(call.name)))
+        found += _pair_equal("equivalent", left, right, lambda call: _form(call, policy(call.name)))
     for i, call in list(left.items()):
         j = next((j for j, other in right.items() if other.name == call.name), None)
         if j is not None:
@@ -251,29 +259,14 @@ def match_calls(
     return sorted(found, key=lambda m: (m.primary is None, m.primary or 0, m.reference or 0))
 
 
-_Call = TypeVar("_Call")
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A call whose text is read once, however often it is compared."""
-
-    name: str
-    text: str
-    arguments: Arguments
-
-    @classmethod
-    def of(cls, call: ToolCall) -> "_Read":
-        return cls(call.name, call.arguments, parse_arguments(call.arguments))
-
-    def form(self, policy: ComparePolicy) -> Hashable:
-        if self.arguments.problem:  # what cannot be read is equal only to itself, letter by letter
-            return (self.name, "text", self.text)
-        return (self.name, canonical(self.arguments.value, policy))
+def _form(call: ToolCall, policy: ComparePolicy) -> Hashable:
+    if call.read.problem:  # what cannot be read is equal only to itself, letter by letter
+        return (call.name, "text", call.arguments)
+    return (call.name, canonical(call.read.value, policy))
 
 
 def _pair_equal(
-    kind: str, left: dict[int, _Call], right: dict[int, _Call], form: Callable[[_Call], Hashable]
+    kind: str, left: dict[int, ToolCall], right: dict[int, ToolCall], form: Callable[[ToolCall], Hashable]
 ) -> list[CallMatch]:
     waiting: dict[Hashable, list[int]] = {}
     for j, call in right.items():
@@ -288,7 +281,7 @@ def _pair_equal(
     return found
 
 
-def _argument_diff(a: _Read, b: _Read, policy: ComparePolicy) -> tuple[Difference, ...]:
-    if a.arguments.problem or b.arguments.problem:
-        return (Difference("", Side.BOTH, a.text, b.text),)
-    return diff(a.arguments.value, b.arguments.value, policy)
+def _argument_diff(a: ToolCall, b: ToolCall, policy: ComparePolicy) -> tuple[Difference, ...]:
+    if a.read.problem or b.read.problem:
+        return (Difference("", Side.BOTH, a.arguments, b.arguments),)
+    return diff(a.read.value, b.read.value, policy)

@@ -21,6 +21,9 @@ R = TypeVar("R")
 
 Risk = Literal["low", "normal", "high"]
 
+MOST_APPROVERS = 10
+"""So many people must approve a call at most."""
+
 
 class Action(StrEnum):
     """What is done with the calls of a choice; members stand in order of precedence, strongest first."""
@@ -101,7 +104,8 @@ class ToolPolicy(Generic[R]):
 
     `match` is a glob of `*` and `?` (see `normalised`). `on` says what is done about each word and is complete;
     `substitute` on `match` or `equivalent` is refused, since under the tool's own compare policy the reference's call
-    is the same call. `approve` is an expression that asks for a person's yes; `risk` is only shown.
+    is the same call. `approve` is an expression that asks for a person's yes, `approvers` how many different people
+    must say it. What goes out at the `risk` high has its receipt first.
     """
 
     match: str
@@ -110,6 +114,7 @@ class ToolPolicy(Generic[R]):
     verify_timeout: float = 10.0
     approve: R | None = None
     approval_timeout: float = 300.0
+    approvers: int = 1
     compare: ComparePolicy = EXACT
     repeat: RepeatPolicy | None = None
     rules: tuple[R, ...] = ()
@@ -121,6 +126,8 @@ class ToolPolicy(Generic[R]):
             raise ValueError(f"{self.risk!r} is no risk; allowed: {', '.join(get_args(Risk))}")
         _positive("verify_timeout", self.verify_timeout)
         _positive("approval_timeout", self.approval_timeout)
+        if not 1 <= self.approvers <= MOST_APPROVERS:
+            raise ValueError(f"approvers is a number of people from 1 to {MOST_APPROVERS}")
         on = actions_of(self.on)
         if missing := [word.value for word in Word if word not in on]:
             raise ValueError(f"no action for {', '.join(missing)}")
@@ -149,6 +156,7 @@ def merged(
     verify_timeout: float | None = None,
     approve: R | None = None,
     approval_timeout: float | None = None,
+    approvers: int | None = None,
     compare: ComparePolicy | None = None,
     repeat: RepeatPolicy | None = None,
     rules: Iterable[R] = (),
@@ -164,6 +172,7 @@ def merged(
         verify_timeout=default.verify_timeout if verify_timeout is None else verify_timeout,
         approve=default.approve if approve is None else approve,
         approval_timeout=default.approval_timeout if approval_timeout is None else approval_timeout,
+        approvers=default.approvers if approvers is None else approvers,
         compare=default.compare if compare is None else compare,
         repeat=default.repeat if repeat is None else repeat,
         rules=(*default.rules, *rules),
@@ -181,7 +190,7 @@ def normalised(name: str) -> str:
     invisible characters and accents. Look-alikes from other scripts stay other names; a tool that the request does not
     declare is `invalid` anyway. Names told apart by nothing but marks and symbols share a policy.
     """
-    return _fold(name, "")
+    return _folded(name) if len(name) <= _REMEMBERED_LENGTH else _fold(name, "")
 
 
 def normalised_pattern(match: str) -> str:
@@ -198,6 +207,11 @@ def normalised_pattern(match: str) -> str:
 
 
 _LONGEST_NAME = 1024  # characters that count: some of them fold to eighteen others
+
+
+@lru_cache(1024)
+def _folded(name: str) -> str:
+    return _fold(name, "")
 
 
 def _fold(text: str, kept: str) -> str:

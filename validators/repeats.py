@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
-from validators.calls import EXACT, ComparePolicy, ToolCall, canonical, parse_arguments
+from validators.calls import EXACT, ComparePolicy, ToolCall, canonical
 from validators.policy import RepeatPolicy, ToolPolicy, normalised
 from validators.verdict import Finding, Word
 
@@ -65,7 +65,7 @@ def repeat_mark(call: ToolCall, tool: ToolPolicy[Any], secret: bytes = b"") -> b
 def _mark(call: ToolCall, repeat: RepeatPolicy | None, compare: ComparePolicy, secret: bytes) -> bytes:
     name = normalised(call.name) or call.name
     short = len(call.arguments) <= _MAX_TEXT and _parts(call.arguments) <= _MAX_PARTS
-    arguments = parse_arguments(call.arguments) if short else None
+    arguments = call.read if short else None
     if arguments is None or arguments.problem:
         form: object = ("text", call.arguments)
     else:

@@ -200,9 +200,42 @@ def _outcomes(
     if arguments.problem is not None or not isinstance(arguments.value, dict):
         return [_UNREADABLE] * len(rules)
     values = _Values(tool, arguments.value, request)
-    refused = [values.admit(rule.scan) for rule in rules]
+    small = values.admit_small(_needs(tuple(rules)))
+    refused = [None if small else values.admit(rule.scan) for rule in rules]
     evaluation = _Evaluation(values.variables, sets.snapshot())
     return [no or evaluation.outcome(rule) for rule, no in zip(rules, refused, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What several rules look at together, and whether all of them can be evaluated on any small call."""
+
+    keys: frozenset[str]
+    tool: bool
+    request: bool
+    affordable: bool
+
+
+@lru_cache(1024)
+def _needs(rules: tuple[Rule, ...]) -> _Needs:
+    scans = [rule.scan for rule in rules]
+    steps = sum(scan_.cost.steps(_EverySmall(), _SMALL) for scan_ in scans) + (_MEASURE + _CONVERT) * _SMALL.nodes
+    return _Needs(
+        frozenset().union(*(scan_.keys for scan_ in scans)),
+        tool=any(scan_.tool for scan_ in scans),
+        request=any(scan_.request for scan_ in scans),
+        affordable=steps <= BUDGET and not any(scan_.whole for scan_ in scans),
+    )
+
+
+_SMALL = Part(nodes=64, width=64, element=64, text=4_096)
+
+
+class _EverySmall(dict[Source, Part]):
+    """All operands, each as large as a small call's can be."""
+
+    def get(self, _source: Source, _default: Part | None = None) -> Part:  # type: ignore[override]
+        return _SMALL
 
 
 class _Values:
@@ -215,6 +248,27 @@ class _Values:
         self._args: dict[str, Any] = {}
         self.variables: dict[str, Any] = {"args": self._args}
         """What the library gets: as much as the rules that were let in look at."""
+
+    def admit_small(self, needs: _Needs) -> bool:
+        """Takes what all rules look at, where that is so little that they cannot cost too much, whatever it is."""
+        if not needs.affordable:
+            return False
+        nodes = text = 1
+        taken: list[tuple[dict[str, Any], str, Part]] = []
+        for root, into, names in (
+            ("args", self._args, needs.keys & self._arguments.keys()),
+            ("", self.variables, [name for name, used in (("tool", needs.tool), ("request", needs.request)) if used]),
+        ):
+            for name in names:
+                part = self._part(root, name)
+                nodes += part.nodes
+                text += part.text
+                if part.problem is not None or nodes > _SMALL.nodes or text > _SMALL.text:
+                    return False
+                taken.append((into, name, part))
+        for into, name, part in taken:
+            into[name] = part.value
+        return True
 
     def admit(self, rule: Scan) -> Problem | None:
         """Takes what a rule looks at and charges its cost; says why it cannot be evaluated, where it cannot."""

@@ -14,7 +14,10 @@ from bench import fuzz_streams
 from bench.fuzz_streams import junk, pieces_of
 from proxy import refusal
 from proxy.cut import Nulls
-from proxy.gate import REST, Frame, Signal, StreamGate
+from proxy.gate import REST, Signal
+from proxy.gates import chat_writing as writing
+from proxy.gates.chat import ChatGate
+from proxy.gates.chat_writing import Frame
 from proxy.inject import Removal
 from shadow.wire import answers, sse
 from tests.proxy.leakstreams import CORPUS
@@ -81,7 +84,7 @@ def telling(chance: random.Random) -> None:
         _must(text.startswith(refusal.PREFIX) and text.removeprefix(refusal.PREFIX).strip(), "a text that says nothing")
         _must(len(text) <= MOST_TEXT, "a text without end")
         _must(not re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text), "a text that steers a terminal, or no text")
-        _must(_told(refusal.error_event(text))["error"]["message"] == text, "an error that says something else")
+        _must(_told(writing.error_event(text))["error"]["message"] == text, "an error that says something else")
         _must(json.loads(refusal.as_status(text).body)["error"]["message"] == text, "a status that says something else")
         _in_a_stream(frame, text, chance)
     _instead_of_a_call(frame, chance)
@@ -89,7 +92,7 @@ def telling(chance: random.Random) -> None:
 
 def _in_a_stream(frame: Frame, text: str, chance: random.Random) -> None:
     said, unsaid = chance.choice(("", "Hi.", "x\n")), chance.choice(("", _text(chance)))
-    sent = refusal.message_events(frame, 3, text, begun=chance.random() < 0.5, said=said, unsaid=unsaid)
+    sent = writing.message_events(frame, 3, text, begun=chance.random() < 0.5, said=said, unsaid=unsaid)
     choices = [_told(block + b"\n\n")["choices"][0] for block in sent.split(b"\n\n")[:-1]]
     content = "".join(choice["delta"].get("content", "") for choice in choices)
     _must(content.startswith(unsaid) and content.endswith(text), "a message that says something else")
@@ -102,7 +105,7 @@ def _instead_of_a_call(frame: Frame, chance: random.Random) -> None:
         ToolCall(_text(chance), chance.choice((_text(chance), '{"a": 1}')), chance.choice((None, f"id{i}")))
         for i in range(chance.randint(1, 3))
     )
-    sent = refusal.call_events(frame, 0, calls, begun=False, unsaid=chance.choice(("", _text(chance))))
+    sent = writing.call_events(frame, 0, calls, begun=False, unsaid=chance.choice(("", _text(chance))))
     first, last = (_told(block + b"\n\n")["choices"][0] for block in sent.split(b"\n\n")[:-1])
     told = [call["function"] for call in first["delta"]["tool_calls"]]
     meant = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
@@ -184,11 +187,10 @@ def holding(body: bytes, chance: random.Random) -> None:
 
 def through(pieces: Iterable[bytes], *, removes: bool, release: bool) -> tuple[bytes, bool]:
     """What a client gets where every call is decided as soon as it is whole, and whether some could not be read."""
-    gate, out = StreamGate(Removal(_NULLS) if removes else None), list[bytes]()
+    gate, out = ChatGate(Removal(_NULLS) if removes else None), list[bytes]()
 
     def instead(index: int) -> bytes:
-        begun, said = gate.begun(index), gate.said(index)
-        return refusal.message_events(gate.frame, index, _INSTEAD, begun=begun, said=said, unsaid=gate.unsaid(index))
+        return gate.refused(index, _INSTEAD)
 
     def follow() -> None:
         for signal, index in gate.signals():
@@ -209,7 +211,7 @@ def through(pieces: Iterable[bytes], *, removes: bool, release: bool) -> tuple[b
     return b"".join(out), unread
 
 
-def _decide_rest(gate: StreamGate, out: list[bytes], instead: Callable[[int], bytes], *, release: bool) -> None:
+def _decide_rest(gate: ChatGate, out: list[bytes], instead: Callable[[int], bytes], *, release: bool) -> None:
     if release:
         out.append(gate.decide(REST, None))
         return

@@ -9,21 +9,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from proxy import refusal
 from proxy.approvals import Answer as Approval
 from proxy.approvals import Approvals
-from proxy.gate import REST, HeldTooMuchError, Signal, StreamGate, calls_of_whole, with_messages
+from proxy.gate import REST, Gate, HeldTooMuchError, Signal, Whole
 from proxy.http import Refusal
-from proxy.inject import Removal
 from shadow.countersign import Countersigning
-from shadow.exchange import Choice, Dialect, Request
+from shadow.exchange import Choice, Request
 from shadow.judge import Case, Judged
 from shadow.tasks import Tasks, Wait
-from shadow.wire import answers
 from validators import ToolCall, Word
 from validators.decision import Opinion, Verdict
 from validators.policy import Action
@@ -117,12 +115,11 @@ class Holding:
 
     # --- an answer that streams -------------------------------------------------------------------------------
 
-    async def stream(self, following: Next, removal: Removal | None, out: Out) -> None:
-        """Takes a whole stream to the client; `following` gives the primary's bytes, b"" at their end.
+    async def stream(self, following: Next, gate: Gate, out: Out) -> None:
+        """Takes a whole stream through its gate to the client; `following` gives the primary's bytes, b"" at their end.
 
         What `following` raises is raised here: what was held then is gone, and nothing of it went out.
         """
-        gate = StreamGate(removal)
         if not self._pending.open or self.terms.keepalive:
             self._turn = asyncio.Lock()
             self._tasks.start("minder", self._mind(gate, out))
@@ -147,7 +144,7 @@ class Holding:
             await self._deliver(gate, out)
         await self._send(b"", gate, out, at_once=True)
 
-    def _follow(self, gate: StreamGate) -> None:
+    def _follow(self, gate: Gate) -> None:
         """Does what the gate's signals ask for."""
         request = self.case.request
         demanded = request.tool_choice in {"required", "named"}
@@ -162,7 +159,7 @@ class Holding:
             elif signal is Signal.HELD or (demanded if signal is Signal.BEGUN else not stops):
                 self.signing.begin(gate.choice(index))
 
-    async def _deliver(self, gate: StreamGate, out: Out) -> None:
+    async def _deliver(self, gate: Gate, out: Out) -> None:
         """Sends what has been decided."""
         for index in [index for index, task in self._judging.items() if task.done()]:
             fate = self._judging.pop(index).result()
@@ -177,18 +174,15 @@ class Holding:
         if fate.done != "released":
             self.acted = fate.done
 
-    def _instead(self, gate: StreamGate, index: int, fate: _Fate) -> bytes | None:
+    def _instead(self, gate: Gate, index: int, fate: _Fate) -> bytes | None:
         """What stands in the place of a choice's calls, None where they go out."""
         if fate.message is None and not fate.calls:
             return None  # at once: what was said is put together anew for each question about it
-        begun, unsaid = gate.begun(index), gate.unsaid(index)
         if fate.message is not None:
-            return refusal.message_events(
-                gate.frame, index, fate.message, begun=begun, said=gate.said(index), unsaid=unsaid
-            )
-        return refusal.call_events(gate.frame, index, fate.calls, begun=begun, unsaid=unsaid)
+            return gate.refused(index, fate.message)
+        return gate.substituted(index, fate.calls)
 
-    async def _refuse_all(self, gate: StreamGate, out: Out, message: str) -> None:
+    async def _refuse_all(self, gate: Gate, out: Out, message: str) -> None:
         """Nothing that is held goes out: what cannot be read, or not be held, spoils the calls beside it."""
         self.acted = "refused"
         self._stop_judging()
@@ -202,12 +196,12 @@ class Holding:
             said = b"" if index == REST or gate.over else self._instead(gate, index, fate)
             await self._send(gate.decide(index, said), gate, out)
 
-    async def _refuse_as_error(self, gate: StreamGate, out: Out, message: str) -> None:
+    async def _refuse_as_error(self, gate: Gate, out: Out, message: str) -> None:
         """An answer of its own while none has begun; then the stream is read on, for the record only."""
         self._stop_judging()
         gate.drop()
         if out.begun:
-            await self._send(refusal.error_event(message) + gate.flush(), gate, out, at_once=True)
+            await self._send(gate.error(message) + gate.flush(), gate, out, at_once=True)
         else:
             self._pending.data.clear()
             self._over = True
@@ -218,7 +212,7 @@ class Holding:
             task.cancel()
         self._judging.clear()
 
-    async def _send(self, data: bytes, gate: StreamGate, out: Out, *, at_once: bool = False) -> None:
+    async def _send(self, data: bytes, gate: Gate, out: Out, *, at_once: bool = False) -> None:
         """To the client, or to what waits while a refusal may still be an answer of its own."""
         if self._over or not (data or at_once):
             return
@@ -233,7 +227,7 @@ class Holding:
                 ready, pending.data = b"".join(pending.data), []
                 await out.write(ready)
 
-    async def _mind(self, gate: StreamGate, out: Out) -> None:
+    async def _mind(self, gate: Gate, out: Out) -> None:
         """Opens an answer whose verdict takes long, and lets its client know that it is alive, where that is wanted."""
         if not self._pending.open:
             await asyncio.sleep(self.terms.status_wait)
@@ -241,33 +235,26 @@ class Holding:
         while self.terms.keepalive:
             await asyncio.sleep(self.terms.keepalive)
             if gate.waiting:
-                index = max(0, *gate.undecided())
-                await self._send(refusal.chunk(gate.frame, index, {}, None), gate, out)
+                await self._send(gate.keepalive(), gate, out)
 
     # --- an answer that does not stream -----------------------------------------------------------------------
 
-    async def whole(self, raw: bytes, body: bytes) -> bytes | Refusal:
-        """A whole answer as the primary sent it (`raw`) and as the client would get it (`body`), judged."""
-        places = calls_of_whole(raw)
-        if places is None and not self.terms.unread_passes:
+    async def whole(self, answer: Whole | None, body: bytes) -> bytes | Refusal:
+        """A whole answer (None: it cannot be read), judged; `body` is what the client gets where nothing is refused."""
+        held = answer.held if answer else None
+        if (answer is None or held is None) and not self.terms.unread_passes:
             self.acted = "refused"
             return refusal.as_status(refusal.unread(self.exchange))
-        if not places:
-            return body
-        choices, indices = answers.read(Dialect.CHAT, raw, stream=False).choices, answers.indices(raw)
-        judging = {i: self._tasks.start(f"judge:{i}", self._judge(choices[indices[i]])) for i in places}
-        messages: dict[int, tuple[str, list[dict[str, Any]]]] = {}
+        judging = {i: self._tasks.start(f"judge:{i}", self._judge(choice)) for i, choice in (held or {}).items()}
+        instead: dict[int, str | tuple[ToolCall, ...]] = {}
         for place, task in judging.items():
-            fate, text = await task, choices[indices[place]].content
+            fate = await task
             self._acted(fate)
-            if fate.message is None:
-                if fate.calls:
-                    messages[place] = (text, refusal.as_calls(fate.calls))
-            elif refusal.needs_status(self.case.request, self.terms.form):
+            if fate.message is not None and refusal.needs_status(self.case.request, self.terms.form):
                 return refusal.as_status(fate.message)
-            else:
-                messages[place] = (refusal.after(text, fate.message), [])
-        return with_messages(body, messages) if messages else body
+            if fate.message is not None or fate.calls:
+                instead[place] = fate.calls if fate.message is None else fate.message
+        return answer.replaced(instead) if answer and instead else body
 
     def refuse_size(self) -> Refusal:
         """A whole answer is larger than what may be held."""

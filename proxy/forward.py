@@ -16,6 +16,7 @@ import structlog
 from proxy import http
 from proxy.block import Holding
 from proxy.blocking import UNVERIFIABLE, Answering, Blocking
+from proxy.dialects import HELD
 from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal, plan
@@ -323,7 +324,7 @@ class Forwarder:
         self, passage: Passage, response: aiohttp.ClientResponse, holding: Holding, send: Send
     ) -> None:
         """An answer in block mode: through its gate, or as a whole once it is judged."""
-        injection, encoded = passage.injection, _encoded(response)
+        injection, encoded, held = passage.injection, _encoded(response), HELD[holding.case.request.dialect]
         passage.answered_by = response.status
 
         async def start(length: int | None) -> None:
@@ -339,12 +340,12 @@ class Forwarder:
         out = Answering(send, start, refuse)
         if passage.sse and not encoded:
             removal = Removal(injection.nulls) if injection else None
-            await holding.stream(functools.partial(self._next, passage, response), removal, out)
+            await holding.stream(functools.partial(self._next, passage, response), held.gate(removal), out)
         else:
             result: bytes | Refusal
             try:
                 raw, body = await self._whole_body(passage, response, injection)
-                result = await holding.whole(b"" if encoded else raw, body)
+                result = await holding.whole(None if encoded else held.whole(raw, body), body)
             except _OutgrownError:
                 result = holding.refuse_size()
             if isinstance(result, Refusal):

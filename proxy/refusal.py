@@ -6,15 +6,12 @@ plain words, and may repeat argument values: it goes to the client whose call it
 """
 
 from collections.abc import Sequence
-from typing import Any
-from uuid import uuid4
 
 from proxy import plain
-from proxy.gate import Frame
 from proxy.http import Refusal
-from proxy.plain import dumps, short
+from proxy.plain import short
 from shadow.exchange import Request
-from validators import Difference, Finding, ToolCall, Word
+from validators import Difference, Finding, Word
 from validators.calls import Side
 from validators.decision import Verdict
 
@@ -22,7 +19,8 @@ PREFIX = "[counterproof] "
 STATUS = 422
 """One request and a typed exception in every client that was seen."""
 
-_KIND = "tool_call_refused"
+KIND = "tool_call_refused"
+"""The type and code of a refusal that is an error."""
 _MOST_REASONS = 5
 _MOST_NAME = 80
 _MOST_DETAIL = 300  # what a schema's finding and a rule's message may have
@@ -170,58 +168,9 @@ def needs_status(request: Request, form: str) -> bool:
 
 def as_status(message: str) -> Refusal:
     """The refusal as an answer of its own, while nothing was sent."""
-    return Refusal(STATUS, _KIND, message.removeprefix(PREFIX), code=_KIND)
-
-
-def error_event(message: str) -> bytes:
-    """The refusal as an error inside a stream."""
-    error = {"message": message, "type": _KIND, "param": None, "code": _KIND}
-    return b"data: " + dumps({"error": error}) + b"\n\n"
+    return Refusal(STATUS, KIND, message.removeprefix(PREFIX), code=KIND)
 
 
 def after(said: str, message: str) -> str:
     """A text that goes on with the refusal."""
     return said + ("\n\n" if said and not said.endswith("\n") else "") + message
-
-
-def message_events(frame: Frame, index: int, message: str, *, begun: bool, said: str, unsaid: str = "") -> bytes:
-    """The refusal as a choice's text and its end.
-
-    What was `said` before stays, what is still `unsaid` is said now; `begun`: the client knows of the choice.
-    """
-    role = {} if begun else {"role": "assistant"}
-    content = unsaid + after(said + unsaid, message)[len(said) + len(unsaid) :]
-    return chunk(frame, index, role | {"content": content}, None) + chunk(frame, index, {}, "stop")
-
-
-def call_events(frame: Frame, index: int, calls: Sequence[ToolCall], *, begun: bool, unsaid: str = "") -> bytes:
-    """Other calls as a choice's own, and its end."""
-    first: dict[str, Any] = {} if begun else {"role": "assistant"}
-    if unsaid:
-        first["content"] = unsaid
-    deltas = [{"index": i} | call for i, call in enumerate(as_calls(calls))]
-    return chunk(frame, index, first | {"tool_calls": deltas}, None) + chunk(frame, index, {}, "tool_calls")
-
-
-def as_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Calls as a message holds them."""
-    return [
-        {
-            "id": call.id or f"chatcmpl-tool-{uuid4().hex}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments or "{}"},
-        }
-        for call in calls
-    ]
-
-
-def chunk(frame: Frame, index: int, delta: dict[str, Any], finish: str | None) -> bytes:
-    """One chunk of a chat stream."""
-    value = {
-        "id": frame.id,
-        "object": "chat.completion.chunk",
-        "created": frame.created,
-        "model": frame.model,
-        "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
-    }
-    return b"data: " + dumps(value) + b"\n\n"

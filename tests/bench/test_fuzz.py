@@ -7,10 +7,11 @@ import pytest
 
 from bench import fuzz, fuzz_checks, fuzz_policies, fuzz_refusals, fuzz_streams
 from bench.fuzz import TARGETS, Target
-from proxy import gate, refusal
+from proxy import refusal
 from proxy.configfile import load
 from proxy.errors import ConfigError
-from proxy.gate import StreamGate
+from proxy.gates import chat_calls
+from proxy.gates.chat import ChatGate
 from shadow.judge import Case
 from shadow.wire import sse
 from shadow.wire.assembly import CallAssembler
@@ -145,13 +146,13 @@ def test_an_assembler_that_does_not_look_at_ids_is_noticed(monkeypatch: pytest.M
 def test_a_gate_that_does_something_else_than_was_decided_is_noticed(
     monkeypatch: pytest.MonkeyPatch, instead: Callable[[bytes | None], bytes | None], claim: str
 ) -> None:
-    decide = StreamGate.decide
-    monkeypatch.setattr(StreamGate, "decide", lambda gate, index, given: decide(gate, index, instead(given)))
+    decide = ChatGate.decide
+    monkeypatch.setattr(ChatGate, "decide", lambda gate, index, given: decide(gate, index, instead(given)))
     assert claim in found_by("refusal")
 
 
 def test_a_gate_that_looks_for_one_kind_of_call_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_CALL_KEYS", frozenset({"function_call"}))
+    monkeypatch.setattr(chat_calls, "_CALL_KEYS", frozenset({"function_call"}))
     assert "a refused call is there for some reader" in found_by("refusal")
 
 

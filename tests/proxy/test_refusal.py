@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from proxy import refusal
-from proxy.gate import Frame, with_messages
+from proxy.gates import chat_writing as writing
+from proxy.gates.chat_writing import Frame, with_messages
 from shadow.compare import judge_calls, unverified
 from shadow.exchange import Dialect, Request
 from shadow.judge import Case, Rulebook
@@ -343,8 +344,8 @@ def events(raw: bytes) -> list[dict[str, Any]]:
 
 def forms(text: str) -> list[bytes]:
     """Every form of a refusal, each valid."""
-    stream = refusal.message_events(FRAME, 0, text, begun=False, said="")
-    error = refusal.error_event(text)
+    stream = writing.message_events(FRAME, 0, text, begun=False, said="")
+    error = writing.error_event(text)
     events(stream)
     events(error)
     status = refusal.as_status(text)
@@ -398,7 +399,7 @@ def test_an_error_of_its_own_is_one_that_nobody_repeats() -> None:
 
 
 def test_an_error_inside_a_stream() -> None:
-    assert events(refusal.error_event("[counterproof] no.")) == [
+    assert events(writing.error_event("[counterproof] no.")) == [
         {
             "error": {
                 "message": "[counterproof] no.",
@@ -417,7 +418,7 @@ def read(raw: bytes) -> Any:
 
 
 def test_a_message_in_the_place_of_a_call() -> None:
-    first, last = events(refusal.message_events(FRAME, 2, "no", begun=False, said=""))
+    first, last = events(writing.message_events(FRAME, 2, "no", begun=False, said=""))
     assert first == {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
@@ -444,7 +445,7 @@ def test_a_message_in_the_place_of_a_call() -> None:
     ],
 )
 def test_a_message_goes_on_after_what_was_said(said_: str, unsaid: str, content: str) -> None:
-    first, last = events(refusal.message_events(FRAME, 0, "no", begun=True, said=said_, unsaid=unsaid))
+    first, last = events(writing.message_events(FRAME, 0, "no", begun=True, said=said_, unsaid=unsaid))
     assert first["choices"][0]["delta"] == {"content": content}
     assert last["choices"][0]["finish_reason"] == "stop"
     assert refusal.after(said_ + unsaid, "no") == said_ + content
@@ -452,7 +453,7 @@ def test_a_message_goes_on_after_what_was_said(said_: str, unsaid: str, content:
 
 @pytest.mark.parametrize("unsaid", ["\ud800", "a \udfff", "\x00\x1b", "ä\U0001f680"])
 def test_what_was_not_said_yet_may_be_any_text(unsaid: str) -> None:
-    raw = refusal.message_events(replace_frame(id="\ud800"), 0, "no", begun=True, said="", unsaid=unsaid)
+    raw = writing.message_events(replace_frame(id="\ud800"), 0, "no", begun=True, said="", unsaid=unsaid)
     assert events(raw)[0]["choices"][0]["delta"]["content"] == f"{unsaid}\n\nno"
     whole = with_messages(b'{"choices":[{"index":0,"message":{}}]}', {0: (unsaid, [])})
     assert json.loads(whole)["choices"][0]["message"]["content"] == unsaid
@@ -463,13 +464,13 @@ def replace_frame(**fields: Any) -> Frame:
 
 
 def test_a_frame_may_hold_a_number_of_any_size() -> None:
-    (only,) = events(refusal.chunk(replace_frame(created=2**80), 0, {}, None))
+    (only,) = events(writing.chunk(replace_frame(created=2**80), 0, {}, None))
     assert only["created"] == 2**80
 
 
 def test_other_calls_in_the_place_of_a_call() -> None:
     calls = [ToolCall("send", '{"city": "Rome"}', "id-1"), ToolCall("ping")]
-    raw = refusal.call_events(FRAME, 1, calls, begun=False, unsaid="I look.")
+    raw = writing.call_events(FRAME, 1, calls, begun=False, unsaid="I look.")
     first, last = events(raw)
     delta = first["choices"][0]["delta"]
     assert (delta["role"], delta["content"]) == ("assistant", "I look.")
@@ -481,12 +482,12 @@ def test_other_calls_in_the_place_of_a_call() -> None:
     assert delta["tool_calls"][1]["id"].startswith("chatcmpl-tool-")
     assert last["choices"][0] == {"index": 1, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}
     assert [call.name for call in read(raw)[1].calls] == ["send", "ping"]
-    again = events(refusal.call_events(FRAME, 1, calls, begun=True))[0]["choices"][0]["delta"]
+    again = events(writing.call_events(FRAME, 1, calls, begun=True))[0]["choices"][0]["delta"]
     assert again.keys() == {"tool_calls"}
 
 
 def test_an_empty_chunk_says_nothing() -> None:
-    assert refusal.chunk(FRAME, 0, {}, None) == (
+    assert writing.chunk(FRAME, 0, {}, None) == (
         b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":17,"model":"qwen",'
         b'"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":null}]}\n\n'
     )

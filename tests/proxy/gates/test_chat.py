@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy import refusal
 from proxy.cut import Nulls
-from proxy.gate import REST, Signal, StreamGate, calls_of_whole, with_messages
+from proxy.gate import REST, Signal
+from proxy.gates.chat import ChatGate
+from proxy.gates.chat_calls import calls_of_whole
+from proxy.gates.chat_writing import with_messages
 from proxy.inject import Removal
 from shadow.exchange import Dialect
 from shadow.wire import answers, sse
@@ -30,16 +32,13 @@ def removal() -> Removal:
     return Removal(_NULLS)
 
 
-def refused(gate: StreamGate, index: int) -> bytes:
-    said = gate.said(index)
-    return refusal.message_events(
-        gate.frame, index, REFUSED, begun=gate.begun(index), said=said, unsaid=gate.unsaid(index)
-    )
+def refused(gate: ChatGate, index: int) -> bytes:
+    return gate.refused(index, REFUSED)
 
 
 def through(pieces: Iterator[bytes] | list[bytes], *, release: bool, removing: Removal | None = None) -> bytes:
     """What a client gets where every call is decided as soon as it is whole."""
-    gate, out = StreamGate(removing), []
+    gate, out = ChatGate(removing), []
 
     def follow() -> None:
         for signal, index in gate.signals():
@@ -137,7 +136,7 @@ def test_a_stream_cut_at_every_byte(stream: LeakStream) -> None:
 
 def test_held_bytes_go_out_in_their_own_order() -> None:
     stream = next(stream for stream in CORPUS if stream.name == "hermes")
-    gate = StreamGate(None)
+    gate = ChatGate(None)
     first = gate.feed(stream.body)
     assert first == stream.body[: stream.clear]
     assert gate.undecided() == [0]
@@ -146,7 +145,7 @@ def test_held_bytes_go_out_in_their_own_order() -> None:
 
 def test_what_is_in_no_key_is_text() -> None:
     text = b'data: {"choices":[{"index":0,"delta":{"content":"the \\"tool_calls\\" key, \\u0041"}}]}\n\n'
-    gate = StreamGate(None)
+    gate = ChatGate(None)
     assert gate.feed(text) == text
     assert not gate.waiting
 
@@ -192,7 +191,7 @@ TWICE = b'{"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"name":"f"}
 @pytest.mark.parametrize("last", [b'[{"index":0}]', b"[]", b"[1]", b"{}", b'"x"', b"null", b'[{"delta":[]}]'])
 def test_choices_that_stand_twice_are_held_whatever_the_last_of_them_holds(last: bytes) -> None:
     payload = TWICE % last
-    gate = StreamGate(None)
+    gate = ChatGate(None)
     assert gate.feed(b"data: " + payload + b"\n\n") == b""
     assert gate.undecided() == [REST]
     assert calls_of_whole(payload) is None
@@ -200,7 +199,7 @@ def test_choices_that_stand_twice_are_held_whatever_the_last_of_them_holds(last:
 
 def test_what_the_removal_takes_away_as_a_whole_needs_no_share() -> None:
     """Fuzzing found it: a choice's calls were dropped with the primary's error, and its empty event came later."""
-    gate = StreamGate(removal())
+    gate = ChatGate(removal())
     call = b'{"choices":[{"index":0,"delta":{"tool_calls":[{"id":"a"}]},"finish_reason":null}]}'
     empty = (
         b'{"choices":[{"index":0,"delta":{},"finish_reason":null,"token_ids":[1]},{"index":1,"delta":{"content":"x"}}]}'
@@ -213,5 +212,5 @@ def test_what_the_removal_takes_away_as_a_whole_needs_no_share() -> None:
 
 def test_the_last_line_of_a_stream_is_left_as_it_came() -> None:
     line = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}],"prompt_token_ids":[1]}\n'
-    gate = StreamGate(removal())
+    gate = ChatGate(removal())
     assert gate.feed(line) + gate.end() == line

@@ -1,0 +1,1 @@
+"""Gates of the dialects beside chat: each holds tool calls back in one kind of stream. Pure."""

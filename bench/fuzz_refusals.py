@@ -36,6 +36,7 @@ _EMPTY = re.compile(
     rb'"(?:tool_calls|function_call)"\s*:\s*(?:null|\[\]|""|\{\})|"finish_reason"\s*:\s*"(?:tool_calls|function_call)"'
 )
 _NAMED = re.compile(rb"tool_calls|function_call")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"(\s*:)?', re.DOTALL)
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _BODIES = [body for stream in CORPUS if not stream.long for body in (stream.body, stream.injected) if body is not None]
@@ -248,12 +249,18 @@ def _calls_in(sent: bytes) -> bytes | None:
         try:
             value = json.loads(payload, object_pairs_hook=_Members)
         except (ValueError, RecursionError):
-            if _NAMED.search(_EMPTY.sub(b"", payload)):
+            if _names_a_call(payload):
                 return payload
             continue
         if _has_call(value):
             return payload
     return None
+
+
+def _names_a_call(payload: bytes) -> bool:
+    """Whether a key of a call stands in what is no JSON, as a key or bare: a text may speak of one."""
+    bare = _STRING.sub(lambda found: found.group() if found.group(1) else b'""', _EMPTY.sub(b"", payload))
+    return _NAMED.search(bare) is not None
 
 
 def _payloads(sent: bytes) -> Iterator[bytes]:

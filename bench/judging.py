@@ -50,6 +50,9 @@ _RULES = (
     'args.interface.matches("^Gigabit[A-Za-z0-9/.]+$")',
 )
 
+LIMITED = ("schema", "five rules", "repeat check", "diff")
+"""What the limit is about, each of them with its own reading of the call; the diff is that of two calls that differ."""
+
 BATCH = 20
 """Calls between two looks at the clock: a look costs as much as a part of what is measured, and cools the caches."""
 
@@ -182,10 +185,11 @@ def table(spent: dict[str, list[float]]) -> str:
 
 
 def check_limit(spent: dict[str, list[float]]) -> str:
-    """The limit, with what was found."""
-    lines = []
+    """The limit, with what was found; and what judging takes as a whole, with reading and deciding."""
+    asked = [sum(parts) for parts in zip(*(spent[part] for part in LIMITED), strict=True)]
+    found = stats.interval(asked)
+    word = "met" if found.median <= LIMIT_US else "MISSED"
+    lines = [f"- {word}: schema, five rules, repeat and diff: {found.text(0)} µs of at most {LIMIT_US:.0f} µs"]
     for what, part in (("an agreed call", "agreed"), ("a call that differs", "differs")):
-        found = stats.interval(spent[part])
-        word = "met" if found.median <= LIMIT_US else "MISSED"
-        lines.append(f"- {word}: judging {what}: {found.text(0)} µs of at most {LIMIT_US:.0f} µs at the median")
+        lines.append(f"- all of it, with reading and deciding: {what}: {stats.interval(spent[part]).text(0)} µs")
     return "\n".join(lines)

@@ -125,7 +125,12 @@ class Holding:
             self._tasks.start("minder", self._mind(gate, out))
         try:
             while data := await following():
-                await self._send(gate.feed(data), gate, out)
+                ready = gate.feed(data)
+                if self._turn is None and out.begun:  # on the way of plain text
+                    if ready and not self._over:
+                        await out.write(ready)
+                else:
+                    await self._send(ready, gate, out)
                 if gate.behind:
                     await asyncio.sleep(0)  # the loop writes at the end of its turn: only then is there time to read
                 self._follow(gate)

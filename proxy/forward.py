@@ -163,10 +163,16 @@ class Forwarder:
             return
         whole = await upload.read(self._most if self._routes.by_model else self._copy_limit)
         passage.body = upload.stream() if whole is None else whole
-        if dialect is not None:
+        if dialect is not None and self._can_wait(passage):
+            passage.later, passage.copy = dialect, []
+        elif dialect is not None:
             self._understand(passage, dialect)
         if self._routes.by_model and whole is not None:
             passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
+
+    def _can_wait(self, passage: Passage) -> bool:
+        """Whether a request can be read once it is answered: nothing could be put in now, and nothing is held."""
+        return not self._routes.by_model and passage.mode != "block" and not passage.to.mirror.ready
 
     def _understand(self, passage: Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
@@ -200,7 +206,7 @@ class Forwarder:
         held = passage.mode == "block" and request.dialect is Dialect.CHAT
         if held:
             passage.holding = self._blocking.begin(passage.id, self._case(passage, request), mirror)
-        if not passage.sampled and not held:
+        if passage.later is not None or not (passage.sampled or held):
             return
         passage.copy = [] if passage.sampled else None
         if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
@@ -419,15 +425,18 @@ class Forwarder:
     async def _refuse(self, passage: Passage, refusal: Refusal, send: Send) -> None:
         """An answer of our own, if none has begun."""
         if not passage.answered:
-            passage.status, passage.request = refusal.status, None
+            passage.status, passage.request, passage.later = refusal.status, None, None
             await refusal.answer(send, passage.id, passage.mode.encode())
 
     # --- the record -------------------------------------------------------------------------------------------
 
     def _record(self, passage: Passage) -> None:
         """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
+        now = time.monotonic()
         try:
-            self._count(passage)
+            if passage.later is not None:
+                self._understand(passage, passage.later)
+            self._count(passage, now)
             if passage.answered and passage.unread:
                 passage.to.mirror.skip("too_large")
             elif passage.answered and passage.request is not None:
@@ -439,8 +448,7 @@ class Forwarder:
         case = passage.holding.case if passage.holding else self._case(passage, request)
         return capture(passage, request, case)
 
-    def _count(self, passage: Passage) -> None:
-        now = time.monotonic()
+    def _count(self, passage: Passage, now: float) -> None:
         self._metrics.request(
             dialect=passage.request.dialect.value if passage.request else "other",
             model=passage.request.model if passage.request else "",

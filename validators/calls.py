@@ -243,6 +243,10 @@ def match_calls(
     """
     left, right = dict(enumerate(primary)), dict(enumerate(reference))
     found = _pair_equal("match", left, right, lambda call: (call.name, call.arguments))  # nearly always, unread
+    if len(left) == len(right) == 1:  # most often: nothing to look for, so no forms are needed
+        [(place, ours)], [(other, theirs)] = left.items(), right.items()
+        if ours.name == theirs.name and not (ours.read.problem or theirs.read.problem):
+            return sorted([*found, _pair(place, other, ours, theirs, policy(ours.name))], key=_in_order)
     found += _pair_equal("match", left, right, lambda call: _form(call, EXACT))
     if any(policy(call.name) != EXACT for call in left.values()):
         found += _pair_equal("equivalent", left, right, lambda call: _form(call, policy(call.name)))
@@ -256,7 +260,21 @@ def match_calls(
         found.append(CallMatch("name", i, j))
     found += [CallMatch("extra", i, None) for i in left]
     found += [CallMatch("missing", None, j) for j in right]
-    return sorted(found, key=lambda m: (m.primary is None, m.primary or 0, m.reference or 0))
+    return sorted(found, key=_in_order)
+
+
+def _in_order(match: CallMatch) -> tuple[bool, int, int]:
+    return (match.primary is None, match.primary or 0, match.reference or 0)
+
+
+def _pair(i: int, j: int, ours: ToolCall, theirs: ToolCall, policy: ComparePolicy) -> CallMatch:
+    """Two calls of one tool, both read."""
+    differences = diff(ours.read.value, theirs.read.value)
+    if not differences:
+        return CallMatch("match", i, j)
+    if policy != EXACT:
+        differences = diff(ours.read.value, theirs.read.value, policy)
+    return CallMatch("arguments" if differences else "equivalent", i, j, differences)
 
 
 def _form(call: ToolCall, policy: ComparePolicy) -> Hashable:

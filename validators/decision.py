@@ -219,6 +219,9 @@ def _agrees(voices: Iterable[_Voice]) -> bool:
 
 def _countersigned(agreeing: dict[str, tuple[_Voice, ...]], agree: int) -> _Stand:
     """So many as must agree, those first that ask for least: one more that agrees never makes it worse."""
+    if len(agreeing) == 1:
+        [(only, voices)] = agreeing.items()
+        return _Stand(voices, (only,))
 
     def order(shadow: str) -> tuple[int, int, str]:
         voices = agreeing[shadow]

@@ -5,6 +5,7 @@ told by the request's own history, as far back as that is looked at.
 """
 
 import hashlib
+import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,11 +68,11 @@ def _mark(call: ToolCall, repeat: RepeatPolicy | None, compare: ComparePolicy, s
     short = len(call.arguments) <= _MAX_TEXT and _parts(call.arguments) <= _MAX_PARTS
     arguments = call.read if short else None
     if arguments is None or arguments.problem:
-        form: object = ("text", call.arguments)
+        form = b"t" + _text(call.arguments)
     else:
         value = _chosen(arguments.value, repeat.key) if repeat else arguments.value
-        form = canonical(value, compare)
-    return hashlib.blake2b(_encode((name, form)), digest_size=16, key=secret).digest()
+        form = _encode(canonical(value, compare))
+    return hashlib.blake2b(_text(name) + form, digest_size=16, key=secret).digest()
 
 
 def _parts(text: str) -> int:
@@ -120,47 +121,54 @@ def _put(chosen: dict[str, Any], path: Sequence[str], found: Any) -> None:
 
 
 def _encode(form: Any) -> bytes:
-    """A canonical form as bytes, one text for equal forms: every part with its kind and length, sets in byte order."""
-    kind = type(form)
-    if kind is tuple:
-        if len(form) == 2 and (tag := _TAGS.get(form[0])):  # nearly every part: a value and what it is
-            body = tag + _encode(form[1])
-        else:
-            body = b"".join([_encode(part) for part in form])
-        return b"t%d:%b" % (len(body), body)
-    if kind is str:
-        body = form.encode("utf-8", "surrogatepass")
-        return b"s%d:%b" % (len(body), body)
-    if kind is frozenset:
-        body = b"".join(sorted([_encode(part) for part in form]))
-        return b"f%d:%b" % (len(body), body)
-    if kind is Decimal:
-        body = _digits(form).encode()
-        return b"d%d:%b" % (len(body), body)
-    if kind is int:
-        body = str(form).encode()
-        return b"i%d:%b" % (len(body), body)
-    raise TypeError(f"not part of a canonical form: {kind.__name__}")
+    """A canonical form as bytes, one text for equal forms: each part says how long it is or how many it has."""
+    tag, value = form
+    if tag == "string":
+        return _text(value)
+    if tag == "number":
+        return b"d%b;" % (value if isinstance(value, str) else _digits(value)).encode()
+    if tag == "literal":
+        return b"l%b;" % value.encode()
+    if tag == "object":  # by key: no key stands twice
+        members = [_text(key) + _encode(child) for key, child in sorted(value, key=_KEY)]
+        return b"o%d:%b" % (len(members), b"".join(members))
+    if tag == "array":
+        return b"a%d:%b" % (len(value), b"".join([_encode(child) for child in value]))
+    if tag == "multiset":
+        counted = sorted([b"%d*%b" % (count, _encode(child)) for child, count in value])
+        return b"m%d:%b" % (len(counted), b"".join(counted))
+    raise TypeError(f"not a canonical form: {tag}")
 
 
-_TAGS: dict[Any, bytes] = {}
-_TAGS |= {tag: _encode(tag) for tag in ("string", "number", "literal", "object", "array", "multiset")}
+_KEY = operator.itemgetter(0)
+_PLAIN_DIGITS = 30  # whole numbers of fewer digits are written out
+
+
+def _text(text: str) -> bytes:
+    body = text.encode("utf-8", "surrogatepass")
+    return b"s%d:%b" % (len(body), body)
 
 
 def _digits(number: Decimal) -> str:
     """One text for equal numbers, however they are written and however long: `normalize` would round them."""
     if not number:
         return "0"
+    if -_PLAIN_DIGITS < number.adjusted() < _PLAIN_DIGITS and number == (whole := int(number)):
+        return str(whole)
     mantissa, _, exponent = f"{number:E}".partition("E")  # one digit before the point: the exponent is the number's own
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
+_Notes = OrderedDict[bytes, tuple[tuple[bytes, float], ...]]
+"""By call: the two requests that were noted last, the later one first. One more would never be the latest of others."""
+
+
 @dataclass(slots=True)
 class _Conversation:
-    """When which request last had which call released or refused, oldest first, and until when that is kept."""
+    """When which call was last released or refused, oldest first, and until when that is kept."""
 
-    released: OrderedDict[tuple[bytes, bytes], float] = field(default_factory=OrderedDict)
-    refused: OrderedDict[tuple[bytes, bytes], float] = field(default_factory=OrderedDict)
+    released: _Notes = field(default_factory=OrderedDict)
+    refused: _Notes = field(default_factory=OrderedDict)
     until: float = 0.0
 
 
@@ -212,18 +220,18 @@ class Repeats:
         """
         now = self._clock()
         known = self._touch(scope, now)
-        refused = _by_others(known.refused, fingerprint) if known else {}
-        released = _by_others(known.released, fingerprint) if known else {}
+        refused, released = (known.refused, known.released) if known else ({}, {})
         told = self._told(history, calls, policy_of)
         found, in_answer = [], set[bytes]()
         for i, call in enumerate(calls):
-            if refused and now - refused.get(whole_mark(call, self._secret), float("-inf")) <= self._remember:
+            if refused and now - _by_others(refused, whole_mark(call, self._secret), fingerprint) <= self._remember:
                 found.append(Finding(Word.REPEAT, call.name, i, "refused_before", detail=_REFUSED))
             tool = policy_of(call.name)
             if tool.repeat is None:
                 continue
             mark = repeat_mark(call, tool, self._secret)
-            recent = now - released[mark] <= tool.repeat.window if mark in released else mark in told
+            before = _by_others(released, mark, fingerprint)
+            recent = mark in told if before == _NEVER else now - before <= tool.repeat.window
             if mark in in_answer or recent:
                 detail = _TWICE if mark in in_answer else _MADE
                 found.append(Finding(Word.REPEAT, call.name, i, "repeated", detail=detail))
@@ -282,12 +290,11 @@ class Repeats:
     def _first_is_over(self, now: float) -> bool:
         return now > next(iter(self._conversations.values())).until
 
-    def _note(
-        self, notes: OrderedDict[tuple[bytes, bytes], float], marks: Iterable[bytes], fingerprint: bytes, now: float
-    ) -> None:
+    def _note(self, notes: _Notes, marks: Iterable[bytes], fingerprint: bytes, now: float) -> None:
         for mark in marks:
-            notes[mark, fingerprint] = now
-            notes.move_to_end((mark, fingerprint))
+            others = [note for note in notes.get(mark, ()) if note[0] != fingerprint]
+            notes[mark] = ((fingerprint, now), *others[:1])
+            notes.move_to_end(mark)
         while len(notes) > self._most_calls:
             notes.popitem(last=False)
 
@@ -297,10 +304,9 @@ _MADE = "the same call was made earlier in this conversation"
 _TWICE = "this answer makes the same call more than once"
 
 
-def _by_others(notes: Mapping[tuple[bytes, bytes], float], fingerprint: bytes) -> dict[bytes, float]:
-    """When each call was last noted by a request other than this one."""
-    latest: dict[bytes, float] = {}
-    for (mark, by), when in notes.items():
-        if by != fingerprint:
-            latest[mark] = max(when, latest.get(mark, when))
-    return latest
+_NEVER = float("-inf")
+
+
+def _by_others(notes: Mapping[bytes, tuple[tuple[bytes, float], ...]], mark: bytes, fingerprint: bytes) -> float:
+    """When a call was last noted by a request other than this one."""
+    return max((when for by, when in notes.get(mark, ()) if by != fingerprint), default=_NEVER)

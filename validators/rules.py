@@ -84,6 +84,10 @@ class Rule:
     scan: Scan = field(repr=False, compare=False)
     program: Program = field(repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        """Of its name alone: rules are looked up, several at a time, for every call."""
+        return hash(self.id)
+
 
 class Sets:
     """Named sets of texts, replaced as a whole while others read: whoever took a `snapshot` keeps it."""

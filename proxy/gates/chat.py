@@ -58,12 +58,8 @@ class _State:
     fate: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """An event that went on before it was read; `emptied` says that nothing of it was left for the client."""
-
-    payload: bytes
-    emptied: bool
+_Passed = tuple[bytes, bool]
+"""The payload of an event that went on before it was read, and whether nothing of it was left for the client."""
 
 
 class ChatGate:
@@ -149,11 +145,12 @@ class ChatGate:
         """Reads tokens and calls of what has come: a chunk of text is not to wait for that."""
         events, self._to_read = self._to_read, []
         for event in events:
-            self._reader.value(self._passed(event) if isinstance(event, _Passed) else event)
+            self._reader.value(self._passed(event) if isinstance(event, tuple) else event)
 
     def _passed(self, event: _Passed) -> dict[str, Any] | None:
         """An event of text that has gone on, and what it says of its choice."""
-        value = answers.read_object(event.payload)
+        payload, emptied = event
+        value = answers.read_object(payload)
         choices = value.get("choices") if value else None
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         if value is None or not isinstance(choice, dict):  # the two JSON libraries read it in two ways
@@ -162,8 +159,8 @@ class ChatGate:
         index = choice.get("index") or 0
         state = self._state(index)
         self.frame.see(value)
-        self._follow(index, state, choice, emptied=event.emptied)
-        state.begun = state.begun or not event.emptied
+        self._follow(index, state, choice, emptied=emptied)
+        state.begun = state.begun or not emptied
         return value
 
     def _state(self, index: int) -> _State:
@@ -183,7 +180,7 @@ class ChatGate:
         if self._all_passes and not self._splitter.rest and not may_hold_call(chunk):
             client = self._passing.event(chunk)
             if client is not None:
-                self._to_read.append(_Passed(chunk[6:-2], not client))
+                self._to_read.append((chunk[6:-2], not client))
                 return client
         self._catch_up()
         return b"".join([self._block(block) for block in self._splitter.feed(chunk)])

@@ -7,14 +7,12 @@ from typing import Any
 from shadow.wire import answers
 
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
-# No JSON text without one of these has such a key: only a \u escape can spell one in another way.
-_MARKS_OF_CALLS = (b"tool_calls", b"function_call", b"\\u")
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def may_hold_call(text: bytes) -> bool:
-    """Whether some reader may find a call in a JSON text."""
-    return any(mark in text for mark in _MARKS_OF_CALLS)
+    r"""Whether some reader may find a call in a JSON text: only a \u escape can spell such a key in another way."""
+    return b"tool_calls" in text or b"function_call" in text or b"\\u" in text
 
 
 class _Pairs(list[tuple[str, Any]]):

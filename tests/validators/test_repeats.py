@@ -347,13 +347,13 @@ def test_only_hashes_are_kept() -> None:
     talk.refuse(call("ping", host=secret), request=b"fingerprint")
     kept = talk.store._conversations["one"]
     assert secret not in repr(kept)
-    assert [(len(mark), by) for notes in (kept.released, kept.refused) for mark, by in notes] == [
-        (16, b"fingerprint")
-    ] * 2
+    for notes in (kept.released, kept.refused):
+        [(mark, [(by, _when)])] = notes.items()
+        assert (len(mark), by) == (16, b"fingerprint")
 
 
 def test_hashes_are_the_same_in_every_process_and_others_with_another_secret() -> None:
-    assert whole_mark(call(a={"b": [1, True, None, "x"]}, c=1.50)).hex() == "e409cb9d8d995c5b770068a5d00a9f69"
+    assert whole_mark(call(a={"b": [1, True, None, "x"]}, c=1.50)).hex() == "cff432979b0126b4c21d7be9e7a6bbda"
     assert whole_mark(PAY, b"k1") != whole_mark(PAY, b"k2") != whole_mark(PAY)
     assert repeat_mark(PAY, TOOLS.of("pay"), b"k1") != repeat_mark(PAY, TOOLS.of("pay"))
 
@@ -452,7 +452,7 @@ def test_long_numbers_stay_apart_and_huge_ones_are_borne() -> None:
 
 def test_what_is_no_canonical_form_is_refused() -> None:
     with pytest.raises(TypeError, match="float"):
-        module._encode((1.5,))
+        module._encode(("float", 1.5))
 
 
 SIMPLE = st.builds(call, st.sampled_from(["pay", "ping"]), to=st.sampled_from([1, 2]))

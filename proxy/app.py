@@ -5,20 +5,31 @@ The data app is the forwarder itself, raw ASGI: every path there belongs to a pr
 
 import asyncio
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-from prometheus_client import Counter
+from fastapi import FastAPI
+from prometheus_client import Counter, Gauge
 
 from proxy.approvals import Approvals
+from proxy.audit import SELF, Audit, AuditError, AuditFile, Kind, NoAudit, Witness, turned
 from proxy.blocking import Blocking
 from proxy.control import control_app
+from proxy.control.approvals import approval_routes
+from proxy.control.erasures import erasure_routes
+from proxy.control.mode import mode_routes
+from proxy.control.policy import policy_routes
+from proxy.control.scrape import METRICS, scrape_routes
+from proxy.control.status import status_routes
 from proxy.errors import StartError
 from proxy.forward import Forwarder
 from proxy.ledger import Content, Ledger, LedgerError, examination_record, exchange_record, verdict_record
 from proxy.metrics import Metrics
 from proxy.regime import Regime
 from proxy.routes import Routes, Upstream
-from proxy.settings import PrimarySettings, Settings, ShadowSettings
+from proxy.settings import ControlSettings, PrimarySettings, Settings, ShadowSettings
+from proxy.switch import Change
+from proxy.tokens import Tokens
 from shadow.examine import Examination
 from shadow.exchange import Exchange, Request
 from shadow.judge import Judged
@@ -49,13 +60,16 @@ class Recorder:
         if self._ledger:
             self._ledger.exchange(exchange_record(exchange, findings, self._content))
 
-    def judged(self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+    def judged(
+        self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None, conversation: str = ""
+    ) -> None:
         """A choice's calls were decided about."""
         self._metrics.judged(request, judged, done, waited)
         if waited is not None:
             self._metrics.found_alone(request, judged)
         if self._ledger:
-            self._ledger.verdict(exchange, verdict_record(request, judged, done, waited, self._content))
+            record = verdict_record(request, judged, done, waited, self._content)
+            self._ledger.verdict(exchange, record, conversation)
 
     def examined(self, exchange: Exchange, examination: Examination, lag: float) -> None:
         """A shadow was asked."""
@@ -71,7 +85,7 @@ class Service:
     `path` is the file that mode and policy follow, `load` reads it anew.
 
     Raises:
-        StartError: the ledger cannot be opened.
+        StartError: the ledger or the audit cannot be opened.
     """
 
     def __init__(
@@ -79,9 +93,12 @@ class Service:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.regime = Regime(settings, self.metrics, path=path, load=load)
-        self.approvals = Approvals()
         self.ledger = self._open_ledger(settings)
+        self.audit = self._open_audit(settings)
+        self.regime = Regime(
+            settings, self.metrics, path=path, load=load, record=self._turned, record_policy=self._policy
+        )
+        self.approvals = Approvals(audit=self.audit)
         self._recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
         default = self._upstream("primary", settings.primary, settings.shadows)
         rules = [
@@ -90,9 +107,23 @@ class Service:
         ]
         routes = Routes(default, rules)
         self.mirrors = [upstream.mirror for upstream in routes.all]
-        blocking = Blocking(self.regime, self.approvals, self._recorder)
+        witness = Witness(self.audit, all_releases=settings.audit.receipts == "all")
+        blocking = Blocking(self.regime, self.approvals, self._recorder, witness)
         self.data = Forwarder(settings, routes, self.metrics, self.regime, blocking)
-        self.control = control_app(self.metrics, self.mirrors, self._refresh)
+        self.tokens = Tokens(token.value() for token in settings.control.tokens)
+        self.control = self._control(settings.control)
+
+    def _control(self, control: ControlSettings) -> FastAPI:
+        scraped = control.metrics == "open"
+        routes = [
+            scrape_routes(self.metrics, self.mirrors, self._refresh, open_to_all=scraped),
+            mode_routes(self.regime.switch),
+            status_routes(self.regime, self.mirrors, self.approvals, lambda: self.data.in_flight),
+            policy_routes(self.settings),
+            approval_routes(self.approvals),
+            erasure_routes(self.ledger, self.audit),
+        ]
+        return control_app(self.tokens, routes, hosts=control.hosts, open_to_all=[METRICS] if scraped else [])
 
     def _upstream(self, name: str, primary: PrimarySettings, shadows: Sequence[ShadowSettings]) -> Upstream:
         references = [Reference(shadow.endpoint(), shadow.role) for shadow in shadows]
@@ -109,6 +140,26 @@ class Service:
         except LedgerError as error:
             raise StartError(f"ledger.path: {error}") from None
 
+    def _open_audit(self, settings: Settings) -> Audit:
+        if (path := settings.audit_path) is None:
+            return NoAudit()
+        registry = self.metrics.registry
+        lost = Counter("counterproof_audit_lost", "Records that could not be kept.", registry=registry)
+        up = Gauge("counterproof_audit_up", "1 while the audit can be written.", registry=registry)
+        about = {"version": version("counterproof"), "mode": settings.mode, "policy": settings.policy.version}
+        try:
+            return AuditFile(path, about, on_loss=lost.inc, on_up=up.set)
+        except AuditError as error:
+            if self.ledger:
+                self.ledger.close()
+            raise StartError(f"audit.path: {error}") from None
+
+    def _policy(self, event: str, version: str | None) -> None:
+        self.audit.note(Kind.POLICY, SELF, {"event": event, "version": version})
+
+    def _turned(self, change: Change) -> None:
+        self.audit.note(Kind.MODE, change.who or SELF, turned(change))
+
     def _refresh(self) -> None:
         """What is only true at the moment of a scrape."""
         self.metrics.process(self.data.in_flight, len(asyncio.all_tasks()))
@@ -123,19 +174,22 @@ class Service:
         try:
             await self.regime.open()
         except StartError:
-            if self.ledger:
-                self.ledger.close()
+            self._close_files()
             raise
         await self.data.open()
         for mirror in self.mirrors:
             mirror.start()
 
     async def close(self) -> None:
-        """Ends everything: lets the mirrors finish what they can within seconds, writes the ledger."""
+        """Ends everything: lets the mirrors finish what they can within seconds, writes the ledger and the audit."""
         await self.data.close()
         await asyncio.gather(*(mirror.drain(_DRAIN_SECONDS) for mirror in self.mirrors))
         for mirror in self.mirrors:
             await mirror.close()
         await self.regime.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self.ledger:
             self.ledger.close()
+        self.audit.close()

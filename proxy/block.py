@@ -9,15 +9,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from proxy import refusal
 from proxy.approvals import Answer as Approval
 from proxy.approvals import Approvals
+from proxy.audit import AuditError, Witness, engine
 from proxy.gate import REST, Gate, HeldTooMuchError, Signal, Whole
 from proxy.http import Refusal
+from proxy.switch import Mode
 from shadow.countersign import Countersigning
 from shadow.exchange import Choice, Request
 from shadow.judge import Case, Judged
@@ -49,7 +51,9 @@ class Out(Protocol):
 class Record(Protocol):
     """Who is told what was done with held calls."""
 
-    def judged(self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None) -> None:
+    def judged(
+        self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None, conversation: str = ""
+    ) -> None:
         """A choice's calls were decided about; `done` is the action in the contract's words, `waited` in seconds."""
 
 
@@ -71,6 +75,7 @@ class _Fate:
     done: str
     message: str | None = None
     calls: tuple[ToolCall, ...] = ()
+    approval: str = ""
 
 
 @dataclass(slots=True)
@@ -82,7 +87,10 @@ class _Pending:
 
 
 class Holding:
-    """One exchange in block mode. `close` it when the exchange is over."""
+    """One exchange in block mode. `close` it when the exchange is over.
+
+    `modes` says which mode each tool's calls are in; those of a choice are judged together if any of them is in block.
+    """
 
     def __init__(
         self,
@@ -92,11 +100,16 @@ class Holding:
         terms: Terms,
         approvals: Approvals,
         record: Record,
+        witness: Witness,
+        modes: Callable[[str], Mode] = lambda _tool: "block",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.exchange, self.case, self.signing, self.terms = exchange, case, signing, terms
         self.acted = ""
-        self._approvals, self._record, self._clock = approvals, record, clock
+        self._approvals, self._record, self._witness = approvals, record, witness
+        self._modes, self._clock = modes, clock
+        self._ways: dict[str, str] = {}  # how each reference was asked
+        self.left: set[int] = set()  # the choices that are left to the mirror
         self._tasks = Tasks("gate")
         self._judging: dict[int, Wait[_Fate]] = {}
         self._pending = _Pending(open=not refusal.needs_status(case.request, terms.form))
@@ -270,10 +283,13 @@ class Holding:
 
     async def _judge(self, choice: Choice) -> _Fate:
         """From a whole choice to what becomes of it. Never raises: what cannot be judged does not go out."""
+        if choice.calls and all(self._modes(call.name) != "block" for call in choice.calls):
+            self.left.add(choice.index)
+            return _Fate(None, "released")
         began = self._clock()
         try:
             verdict = await self._verdict(choice)
-            fate = await self._fate(choice, verdict)
+            fate = await self._recorded(choice, verdict, await self._fate(choice, verdict))
         except Exception as error:  # noqa: BLE001  (a fault of ours must not let a call out, nor leave it held)
             log.error("a call was not judged", exchange=self.exchange, error=type(error).__name__)
             verdict = Verdict(Word.UNVERIFIED, Action.REFUSE, why="internal_error")
@@ -284,11 +300,36 @@ class Holding:
             log.error("a verdict was not recorded", exchange=self.exchange, error=type(error).__name__)
         return fate
 
+    async def _recorded(self, choice: Choice, verdict: Verdict, fate: _Fate) -> _Fate:
+        """What becomes of a choice, once the audit has it: what must not go out unrecorded does not."""
+        approval = self._approvals.find(fate.approval)
+        try:
+            await self._witness.see(
+                self.exchange,
+                self.case,
+                Judged(choice.index, choice.calls, verdict),
+                fate.done,
+                ways=self._ways,
+                engines=self._engines(),
+                approval=approval.receipt() if approval else None,
+            )
+        except AuditError:
+            return self._unrecorded(choice, verdict)
+        return fate
+
+    def _engines(self) -> list[dict[str, Any]]:
+        """Who answered and who was asked, as far as they told of themselves."""
+        asked = [engine(reference.name, reference.role, reference.peer.can) for reference in self.signing.references]
+        return [engine("primary", "primary", self.signing.primary.can), *asked]
+
+    def _unrecorded(self, choice: Choice, verdict: Verdict) -> _Fate:
+        return _Fate(verdict, "held", refusal.unrecorded([call.name for call in choice.calls], self.exchange))
+
     def _note(self, choice: Choice, verdict: Verdict, done: str, waited: float) -> None:
         denied = verdict.action is Action.HOLD and done == "refused"
         self.case.settle(choice.calls, verdict, released=done == "released", denied=denied)
         judged = Judged(choice.index, choice.calls, verdict)
-        self._record.judged(self.exchange, self.case.request, judged, done, waited)
+        self._record.judged(self.exchange, self.case.request, judged, done, waited, self.case.conversation)
 
     async def _verdict(self, choice: Choice) -> Verdict:
         calls = choice.calls
@@ -309,7 +350,7 @@ class Holding:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     name, report = waits.pop(task).name, task.result()
-                    way = report.ways[0] if report.ways else ""
+                    self._ways[name] = way = report.ways[0] if report.ways else ""
                     opinions[name] = Opinion(
                         name, twin=False, findings=tuple(report.findings), calls=report.reference_calls, way=way
                     )
@@ -322,19 +363,25 @@ class Holding:
         return verdict
 
     async def _fate(self, choice: Choice, verdict: Verdict) -> _Fate:
-        tools = [call.name for call in choice.calls]
         match verdict.action:
             case Action.RELEASE:
                 return _Fate(verdict, "released")
             case Action.SUBSTITUTE if verdict.substitute:
                 return _Fate(verdict, "substituted", calls=verdict.substitute)
             case Action.HOLD:
-                policies = [self.case.policy.of(name) for name in tools]
-                seconds = min((policy.approval_timeout for policy in policies), default=0.0)
-                identity, answer = await self._approvals.ask(self.case, choice.calls, verdict, seconds)
-                if answer is Approval.APPROVED:
-                    return _Fate(verdict, "released")
-                if answer is Approval.DENIED:
-                    return _Fate(verdict, "refused", refusal.denied(tools, self.exchange))
-                return _Fate(verdict, "held", refusal.pending(tools, identity, self.exchange))
+                return await self._asked(choice, verdict)
         return _Fate(verdict, "refused", refusal.text(verdict, self.exchange))
+
+    async def _asked(self, choice: Choice, verdict: Verdict) -> _Fate:
+        """What people say, or what is said where nobody does in time."""
+        tools = [call.name for call in choice.calls]
+        seconds = min((self.case.policy.of(name).approval_timeout for name in tools), default=0.0)
+        try:
+            identity, answer = await self._approvals.ask(self.case, choice.calls, verdict, seconds, self.exchange)
+        except AuditError:
+            return self._unrecorded(choice, verdict)
+        if answer is Approval.APPROVED:
+            return _Fate(verdict, "released", approval=identity)
+        if answer is Approval.DENIED:
+            return _Fate(verdict, "refused", refusal.denied(tools, self.exchange))
+        return _Fate(verdict, "held", refusal.pending(tools, identity, self.exchange))

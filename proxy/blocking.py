@@ -1,9 +1,10 @@
 """What block mode needs of the door: which requests are held, which cannot be, and how held answers reach a client."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from proxy.approvals import Approvals
+from proxy.audit import Witness
 from proxy.block import Holding, Record
 from proxy.http import Refusal, Send
 from proxy.keys import CREDENTIALS
@@ -29,13 +30,20 @@ GENERATING = (
 )
 """Routes by which an engine generates, or hands out what it generated, and whose tool calls are not held back."""
 
-_HARMLESS = ("/*/*/render", "/*/chat/completions/render", "/*/*/derender", "/*/chat/completions/derender")
+_HARMLESS = (
+    "/*/messages/count_tokens",
+    "/*/*/render",
+    "/*/chat/completions/render",
+    "/*/*/derender",
+    "/*/chat/completions/derender",
+)
 
 UNVERIFIABLE = Refusal(
     422,
     "unverifiable_request",
     "tool calls are held here until they are verified, and this request's answer cannot be (by its path, its encoding, "
-    "its size, or a body that is no JSON object); see policy.unverifiable_paths",
+    "its size, tools or state of the server's own, or a body that is no JSON object); see policy.unverifiable_paths "
+    "and policy.built_in",
     code="unverifiable_request",
 )
 
@@ -43,13 +51,18 @@ UNVERIFIABLE = Refusal(
 class Blocking:
     """Makes the case of each request, and holds the answers of those that begin in block mode."""
 
-    def __init__(self, regime: Regime, approvals: Approvals, record: Record) -> None:
-        self._regime, self._approvals, self._record = regime, approvals, record
+    def __init__(self, regime: Regime, approvals: Approvals, record: Record, witness: Witness) -> None:
+        self._regime, self._approvals, self._record, self._witness = regime, approvals, record, witness
         self._generates = Denied(GENERATING, _HARMLESS)
 
     def refuses(self, path: bytes) -> bool:
         """Whether a raw path, other than that of a dialect that is held, is refused in block mode."""
         return self._regime.policy.unverifiable_paths == "refuse" and self._generates(path)
+
+    def allows(self, built_in: Sequence[str]) -> bool:
+        """Whether a request with such tools of the server's own, or such state, can be served in block mode."""
+        policy = self._regime.policy
+        return policy.unverifiable_paths == "release" or set(built_in) <= set(policy.built_in)
 
     @property
     def refuses_unread(self) -> bool:
@@ -64,12 +77,16 @@ class Blocking:
         book = self._regime.book(references)
         self._regime.saw(request.tool_names)
         headers = {name: heads[name.encode()].decode("latin-1") for name in book.headers if name.encode() in heads}
-        return Case(book, request, body, f"{_credential(heads)}:{conversation}", headers)
+        scope = f"{_credential(heads)}:{conversation}"
+        return Case(book, request, body, scope, headers, self._approvals.approved)
 
     def begin(self, exchange: str, case: Case, mirror: Mirror) -> Holding:
         """Holds the answer of a request that begins now; its references are warmed."""
         signing = Countersigning(case.request, mirror.references if case.policy.agree else (), mirror.primary)
-        holding = Holding(exchange, case, signing, self._regime.terms, self._approvals, self._record)
+        modes = self._regime.switch.of_calls(case.request.model)
+        holding = Holding(
+            exchange, case, signing, self._regime.terms, self._approvals, self._record, self._witness, modes
+        )
         holding.warm()
         return holding
 

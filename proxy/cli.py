@@ -1,22 +1,20 @@
 """The `counterproof` command."""
 
 import asyncio
-import os
-import re
 import sys
-import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from proxy import configfile, logs, show
+from proxy import commands, configfile, logs, show
+from proxy.admin import Admin
 from proxy.check import Checked, check_sets
 from proxy.check import check as check_engines
+from proxy.commands.common import AsJson, Config, Control, Token, admin, err, out, print_json, since_epoch
 from proxy.errors import StartError
 from proxy.ledger import LedgerError, LedgerReader
 from proxy.server import run
@@ -30,10 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out, err = Console(), Console(stderr=True)
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file", envvar="COUNTERPROOF_CONFIG")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Primary = Annotated[str | None, typer.Option(help="the vLLM whose answers clients get, as http://host:8000/v1")]
 Shadow = Annotated[list[str] | None, typer.Option(help="a reference, as NAME=http://host:8000/v1; may be repeated")]
 
@@ -90,7 +85,7 @@ def serve(
         str | None, typer.Option(help="where agents connect; 0.0.0.0 exposes it; default: 127.0.0.1")
     ] = None,
     port: Annotated[int | None, typer.Option(help="the data port; default: 8080")] = None,
-    control_port: Annotated[int | None, typer.Option(help="metrics and health, on loopback; default: 8081")] = None,
+    control_port: Annotated[int | None, typer.Option(help="metrics and the admin API; default: 8081")] = None,
     ledger: Annotated[Path | None, typer.Option(help="where what is found is kept; default: counterproof.db")] = None,
 ) -> None:
     """Run the proxy. With no file, --primary and --shadow suffice; agents set their base_url to it."""
@@ -121,6 +116,7 @@ def _greet(settings: Settings, data: str, control: str) -> None:
         "shadows": shadows,
         "mirrored": f"{settings.mirror.tool_calls:.0%} of answers with tool calls, {settings.mirror.other:.0%} of rest",
         "ledger": ledger,
+        "audit": str(settings.audit_path or "none"),
     }
     does = {"off": "passes on, and compares nothing", "observe": "observes", "block": "blocks"}[settings.mode]
     err.print(f"counterproof {version('counterproof')} {does}")
@@ -137,7 +133,7 @@ def check(config: Config = None, primary: Primary = None, shadow: Shadow = None,
         err.print(f"policy: {warning}", markup=False, highlight=False, soft_wrap=True)
     found = _with_progress(settings)
     if as_json:
-        _print_json([engine.as_dict() for engine in found])
+        print_json([engine.as_dict() for engine in found])
     else:
         out.print(show.capabilities(found))
         for engine in found:
@@ -169,6 +165,7 @@ def exchanges(
     exchange: Annotated[
         str | None, typer.Argument(help="an exchange's id, or its beginning; without one: a list")
     ] = None,
+    *,
     config: Config = None,
     ledger: Annotated[
         Path | None, typer.Option(help="the ledger's file; default: as configured, counterproof.db")
@@ -179,27 +176,41 @@ def exchanges(
     since: Annotated[str | None, typer.Option(help="only the last 30m, 2h, 7d …")] = None,
     flipped: Annotated[bool, typer.Option("--flipped", help="only with a changed winner")] = False,
     limit: Annotated[int, typer.Option(min=1, help="how many at most")] = 50,
+    erase: Annotated[
+        str | None, typer.Option(metavar="CONVERSATION", help="remove what was said in the conversation with this key")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="erase without asking")] = False,
     as_json: AsJson = False,
+    control: Control = None,
+    token: Token = None,
 ) -> None:
     """What was found: a list of exchanges, or one of them side by side."""
-    path = ledger or _configured_ledger(config)
+    path = ledger or commands.files.ledger(config)
+    if erase is not None:
+        _erase(erase, path, ledger, config, yes, lambda: admin(control, token, config))
+        return
     try:
         with LedgerReader(path) as reader:
             if exchange is not None:
                 record = reader.exchange(exchange)
                 if record is None:
                     raise CounterproofError(f"{path}: no exchange, or more than one, begins with {exchange!r}")
-                _print_json(record) if as_json else out.print(show.exchange(record))
+                print_json(record) if as_json else out.print(show.exchange(record))
                 return
             found = list(
                 reader.exchanges(
-                    verdict=verdict, tool=tool, shadow=shadow, since=_since(since), flipped=flipped, limit=limit
+                    verdict=verdict,
+                    tool=tool,
+                    shadow=shadow,
+                    since=since_epoch(since) if since else None,
+                    flipped=flipped,
+                    limit=limit,
                 )
             )
     except LedgerError as error:
         raise StartError(str(error)) from None
     if as_json:
-        _print_json(found)
+        print_json(found)
     elif found:
         out.print(show.exchanges(found))
         if len(found) == limit:
@@ -208,26 +219,20 @@ def exchanges(
         out.print("Nothing was found that fits.")
 
 
-def _configured_ledger(config: Path | None) -> Path:
-    if config is None:
-        return Path(os.environ.get("COUNTERPROOF_LEDGER__PATH", "counterproof.db"))
-    path = configfile.load(config).ledger.path
-    if path is None:
-        raise StartError(f"{config}: ledger.path is null: no ledger is kept")
-    return path
+def _erase(
+    conversation: str, path: Path, given: Path | None, config: Path | None, sure: bool, port: Callable[[], Admin]
+) -> None:
+    try:
+        audit = commands.files.audit_beside(config, given)
+        count = commands.erasing.erase(conversation, path, audit, port, sure=sure)
+    except LedgerError as error:
+        raise StartError(str(error)) from None
+    out.print(f"What was said in {count} exchanges of {conversation} is erased; what figures rest on stays.")
 
 
-def _since(text: str | None) -> float | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)\s*(s|m|h|d)", text.strip())
-    if found is None:
-        raise StartError(f"command line: --since {text}: 30m, 2h or 7d was expected")
-    return time.time() - int(found.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found.group(2)]
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+app.command()(commands.mode.mode)
+app.add_typer(commands.approvals.app, name="approvals")
+app.add_typer(commands.audit.app, name="audit")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from pydantic_settings.sources.utils import parse_env_vars
 
 from proxy.errors import ConfigError
 from proxy.fields import FaultAt, Location
-from proxy.settings import ENV_PREFIX, Settings
+from proxy.settings import ENV_PREFIX, ControlSettings, Settings
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for the braces while YAML reads
@@ -57,7 +57,23 @@ def load(
         return Settings(**merged)
     except ValidationError as error:
         where = _Where(path, lines, from_env, overrides or {})
-        raise ConfigError(*(line for fault in error.errors() for line in where.lines(fault))) from None
+        raise ConfigError(*(where.line(at, message) for at, message in faults(error))) from None
+
+
+def control(path: Path | None, environ: Mapping[str, str] | None = None) -> ControlSettings:
+    """Where the control port is, for who talks to a proxy that runs: by its file, else by the environment alone.
+
+    Raises:
+        ConfigError: with one line per fault.
+    """
+    if path is not None:
+        return load(path, environ=environ).control
+    from_env = _from_environment(os.environ if environ is None else environ)
+    try:
+        return ControlSettings.model_validate(from_env.get("control", {}))
+    except ValidationError as error:
+        where = _Where(None, {}, from_env, {})
+        raise ConfigError(*(where.line(("control", *at), message) for at, message in faults(error))) from None
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Location, int]]:
@@ -112,9 +128,9 @@ def _lines(node: yaml.Node, at: Location, path: Path, faults: list[str]) -> Iter
         for key, value in node.value:
             name = str(key.value)
             if key.tag != "tag:yaml.org,2002:str":
-                faults.append(f"{path}:{key.start_mark.line + 1}: {_dotted((*at, name))}: a key is a word")
+                faults.append(f"{path}:{key.start_mark.line + 1}: {dotted((*at, name))}: a key is a word")
             if name in seen:
-                faults.append(f"{path}:{key.start_mark.line + 1}: {_dotted((*at, name))}: stands here a second time")
+                faults.append(f"{path}:{key.start_mark.line + 1}: {dotted((*at, name))}: stands here a second time")
             seen.add(name)
             yield from _lines(value, (*at, name), path, faults)
             yield (*at, name), key.start_mark.line + 1
@@ -136,7 +152,7 @@ def _expand(
     def variable(found: re.Match[str]) -> str:
         name = found.group(1)
         if name not in environ:
-            faults.append(f"{path}:{lines.get(at, 1)}: {_dotted(at)}: the environment variable {name} is not set")
+            faults.append(f"{path}:{lines.get(at, 1)}: {dotted(at)}: the environment variable {name} is not set")
         return environ.get(name, "")
 
     return _MARKED.sub(variable, value)
@@ -171,13 +187,35 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _dotted(at: Location) -> str:
-    return ".".join(str(part) for part in at)
-
-
 def _near(name: str, known: list[str]) -> str:
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {found[0]!r}?" if found else f"; known are {', '.join(sorted(known))}"
+
+
+def dotted(at: Location) -> str:
+    """A place as it is written: `policy.tools.0.match`."""
+    return ".".join(str(part) for part in at)
+
+
+def faults(error: ValidationError) -> Iterator[tuple[Location, str]]:
+    """Each fault that settings have: its place, and what it is, without the value that stands there."""
+    for fault in error.errors():
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, FaultAt):
+            for one in (cause, *cause.others):
+                yield one.at, str(one)
+        else:  # of a mapping's own key, pydantic says `[key]` behind it
+            yield tuple(part for part in fault["loc"] if part != "[key]"), _message(fault)
+
+
+def _message(fault: ErrorDetails) -> str:
+    at = fault["loc"]
+    if fault["type"] == "extra_forbidden":
+        return "unknown key" + _near(str(at[-1]), _fields(at[:-1]))
+    if fault["type"] == "missing":
+        missing = "is missing"
+        return f"{missing}: give a file with it, or --primary URL" if at == ("primary",) else missing
+    return fault["msg"].removeprefix("Value error, ")
 
 
 class _Where:
@@ -193,16 +231,9 @@ class _Where:
         self._path, self._lines = path, lines
         self._environment, self._overrides = environment, overrides
 
-    def lines(self, fault: ErrorDetails) -> Iterator[str]:
-        error = fault.get("ctx", {}).get("error")
-        if isinstance(error, FaultAt):
-            for one in (error, *error.others):
-                yield self._line(one.at, str(one))
-        else:  # of a mapping's own key, pydantic says `[key]` behind it
-            yield self._line(tuple(part for part in fault["loc"] if part != "[key]"), self._message(fault))
-
-    def _line(self, at: Location, message: str) -> str:
-        return f"{self._origin(at)}{_dotted(at)}{': ' if at else ''}{message}"
+    def line(self, at: Location, message: str) -> str:
+        """A fault as it is told."""
+        return f"{self._origin(at)}{dotted(at)}{': ' if at else ''}{message}"
 
     def _origin(self, at: Location) -> str:
         if _has(self._overrides, at):
@@ -214,15 +245,6 @@ class _Where:
             return ""
         known = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
         return f"{self._path}:{known}: " if known else f"{self._path}: "
-
-    def _message(self, fault: ErrorDetails) -> str:
-        at = fault["loc"]
-        if fault["type"] == "extra_forbidden":
-            return "unknown key" + _near(str(at[-1]), _fields(at[:-1]))
-        if fault["type"] == "missing":
-            missing = "is missing"
-            return f"{missing}: give a file with it, or --primary URL" if at == ("primary",) else missing
-        return fault["msg"].removeprefix("Value error, ")
 
 
 def _has(values: Any, at: Location) -> bool:

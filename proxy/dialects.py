@@ -6,6 +6,9 @@ from types import MappingProxyType
 
 from proxy.gate import Gate, Whole
 from proxy.gates.chat import ChatGate, ChatWhole
+from proxy.gates.messages import MessagesGate, MessagesWhole
+from proxy.gates.responses import ResponsesGate, ResponsesWhole
+from proxy.gates.responses_reading import BUILT_IN
 from proxy.inject import Removal
 from shadow.exchange import Dialect
 
@@ -15,11 +18,24 @@ class Held:
     """How one dialect's answers are held.
 
     `gate` makes the gate of a stream (None: nothing was injected), `whole` reads an answer that does not stream: as the
-    primary sent it, and as the client would get it.
+    primary sent it, and as the client would get it. Both are told whether tools of the server's own are allowed.
     """
 
-    gate: Callable[[Removal | None], Gate]
-    whole: Callable[[bytes, bytes], Whole]
+    gate: Callable[[Removal | None, bool], Gate]
+    whole: Callable[[bytes, bytes, bool], Whole]
 
 
-HELD: Mapping[Dialect, Held] = MappingProxyType({Dialect.CHAT: Held(ChatGate, ChatWhole)})
+def _passing(allowed: bool) -> frozenset[str]:  # noqa: FBT001  (passed on)
+    return BUILT_IN if allowed else frozenset()
+
+
+HELD: Mapping[Dialect, Held] = MappingProxyType(
+    {
+        Dialect.CHAT: Held(lambda removal, _: ChatGate(removal), lambda raw, body, _: ChatWhole(raw, body)),
+        Dialect.MESSAGES: Held(lambda _removal, _: MessagesGate(), lambda raw, body, _: MessagesWhole(raw, body)),
+        Dialect.RESPONSES: Held(
+            lambda _removal, allowed: ResponsesGate(_passing(allowed)),
+            lambda raw, body, allowed: ResponsesWhole(raw, body, _passing(allowed)),
+        ),
+    }
+)

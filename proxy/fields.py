@@ -56,6 +56,9 @@ def _key(value: SecretStr) -> SecretStr:
 Key = Annotated[SecretStr, AfterValidator(_key)]
 """A bearer token that can stand in a header."""
 
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9_.])?$|^[0-9A-Fa-f:.]{2,45}$")]
+"""A host as a browser names it, without a port; an IPv6 address without brackets."""
+
 Rate = Annotated[float, Field(ge=0, le=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 

@@ -34,10 +34,11 @@ from shadow.exchange import Dialect, Request
 from shadow.judge import Case
 from shadow.mirror import Capture
 from shadow.tasks import Tasks
+from shadow.wire import dialects
 
 log = structlog.get_logger("counterproof.door")
 
-DIALECTS = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
+DIALECTS = {path: dialect for dialect, path in dialects.PATHS.items()}
 """The (decoded) paths whose exchanges may be compared."""
 
 _MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
@@ -83,7 +84,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        passage = Passage(scope, dict(scope["headers"]), self._routes.default, mode=self._regime.mode)
+        passage = Passage(scope, dict(scope["headers"]), self._routes.default, mode=self._regime.switch.strongest())
         self.in_flight += 1
         try:
             if refusal := self._refusal(scope, passage.heads):
@@ -142,7 +143,7 @@ class Forwarder:
         if passage.holding is not None:
             return False
         if scope["method"] == "POST" and (dialect := DIALECTS.get(scope["path"])) is not None:
-            return dialect is Dialect.CHAT and self._blocking.refuses_unread
+            return dialect in HELD and self._blocking.refuses_unread
         return self._blocking.refuses(scope["raw_path"])
 
     # --- the request ------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Forwarder:
         if not isinstance(value, dict):
             return
         try:
-            self._plan(passage, Request(dialect, value), body)
+            self._plan(passage, dialects.request_of(dialect, value), body)
         except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
             passage.request = passage.injection = passage.copy = None
             log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
@@ -198,12 +199,18 @@ class Forwarder:
         """Whether this exchange is in the sample, and what is put into it."""
         header = self._conversation_header
         named = passage.heads.get(header) if header else None
-        passage.request = request
         passage.to = self._routes.pick(request.model)
+        passage.mode = self._regime.switch.mode_for(request.model)
+        if passage.mode == "off":
+            return
+        passage.request = request
         mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         passage.sampled = mirror.wants(request, passage.conversation)
-        held = passage.mode == "block" and request.dialect is Dialect.CHAT
+        passage.built_in = built_in = dialects.built_in(request)
+        for kind in built_in:
+            self._metrics.built_in(request.dialect.value, kind)
+        held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(built_in)
         if held:
             passage.holding = self._blocking.begin(passage.id, self._case(passage, request), mirror)
         if passage.later is not None or not (passage.sampled or held):
@@ -331,6 +338,7 @@ class Forwarder:
     ) -> None:
         """An answer in block mode: through its gate, or as a whole once it is judged."""
         injection, encoded, held = passage.injection, _encoded(response), HELD[holding.case.request.dialect]
+        built_in = bool(passage.built_in)
         passage.answered_by = response.status
 
         async def start(length: int | None) -> None:
@@ -341,17 +349,17 @@ class Forwarder:
 
         async def refuse(refused: Refusal) -> None:
             passage.status, passage.answered = refused.status, True
-            await refused.answer(send, passage.id, b"block", holding.acted)
+            await _in_dialect(passage, refused).answer(send, passage.id, b"block", holding.acted)
 
         out = Answering(send, start, refuse)
         if passage.sse and not encoded:
             removal = Removal(injection.nulls) if injection else None
-            await holding.stream(functools.partial(self._next, passage, response), held.gate(removal), out)
+            await holding.stream(functools.partial(self._next, passage, response), held.gate(removal, built_in), out)
         else:
             result: bytes | Refusal
             try:
                 raw, body = await self._whole_body(passage, response, injection)
-                result = await holding.whole(None if encoded else held.whole(raw, body), body)
+                result = await holding.whole(None if encoded else held.whole(raw, body, built_in), body)
             except _OutgrownError:
                 result = holding.refuse_size()
             if isinstance(result, Refusal):
@@ -426,7 +434,7 @@ class Forwarder:
         """An answer of our own, if none has begun."""
         if not passage.answered:
             passage.status, passage.request, passage.later = refusal.status, None, None
-            await refusal.answer(send, passage.id, passage.mode.encode())
+            await _in_dialect(passage, refusal).answer(send, passage.id, passage.mode.encode())
 
     # --- the record -------------------------------------------------------------------------------------------
 
@@ -466,6 +474,11 @@ class Forwarder:
             return
         size = passage.copied + (len(passage.body) if isinstance(passage.body, bytes) else 0)
         passage.to.mirror.offer(passage.id, size, lambda: self._captured(passage, request))
+
+
+def _in_dialect(passage: Passage, refusal: Refusal) -> Refusal:
+    anthropic = passage.scope["path"].startswith(dialects.PATHS[Dialect.MESSAGES])
+    return replace(refusal, typed=True) if anthropic else refusal
 
 
 def _encoded(response: aiohttp.ClientResponse) -> bool:

@@ -132,7 +132,7 @@ def own(exchange: str, mode: bytes = b"observe", acted: str = "") -> list[tuple[
 class Refusal:
     """An answer of the proxy's own, in OpenAI's error shape; `close` ends the connection after it.
 
-    `code` is the error's own word, the status where there is none.
+    `code` is the error's own word, the status where there is none. `typed` adds what Anthropic's clients look for.
     """
 
     status: int
@@ -141,13 +141,14 @@ class Refusal:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     close: bool = False
     code: str | None = None
+    typed: bool = False
 
     @property
     def body(self) -> bytes:
         """The JSON body; the message gets this proxy's prefix."""
         message = f"[counterproof] {self.message}"
         error = {"message": message, "type": self.kind, "param": None, "code": self.code or self.status}
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"type": "error", "error": error} if self.typed else {"error": error})
 
     async def answer(self, send: Send, exchange: str, mode: bytes = b"observe", acted: str = "") -> None:
         """Sends it."""

@@ -62,6 +62,8 @@ def plan(
     is not streamed must be edited as a whole, in `room` bytes: where its logprobs might not fit (`longest` tokens a
     choice, if the client set no limit), ids alone are asked for.
     """
+    if not request.tells_tokens:
+        return None
     # Most requests say nothing of any of this: one look tells.
     silent = request.body.keys().isdisjoint(_SPOKEN_OF)
     if level is Level.OFF or request.multimodal or not (silent or _may(request)):

@@ -50,7 +50,7 @@ class Metrics:
 
     def __init__(self, *, tools: int = 200, models: int = 50) -> None:
         self.registry = CollectorRegistry()
-        self._tool, self._model = Bounded(tools), Bounded(models)
+        self._tool, self._model, self._kind = Bounded(tools), Bounded(models), Bounded(50)
         registry = self.registry
         self._requests = Counts(
             "counterproof_requests",
@@ -138,6 +138,12 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self._built_in = Total(
+            "counterproof_built_in",
+            "Requests with tools that the server runs by itself, or with state that it keeps, by kind.",
+            ["dialect", "kind"],
+            registry=registry,
+        )
         self._gate = Total(
             "counterproof_gate",
             "Choices with tool calls by what was done (block mode) or would have been done (observe mode).",
@@ -203,6 +209,10 @@ class Metrics:
         self._overhead.observe(dialect, max(0.0, total - upstream))
         if first_byte is not None:
             self._first_byte.observe(dialect, first_byte)
+
+    def built_in(self, dialect: str, kind: str) -> None:
+        """A request has a tool that the server runs by itself, or state that it keeps."""
+        self._built_in.labels(dialect, self._kind(kind)).inc()
 
     def injection_refused(self, model: str) -> None:
         """An injected request was repeated plain."""

@@ -9,8 +9,8 @@ from proxy.http import Scope
 from proxy.inject import Injection
 from proxy.pool import Body
 from proxy.routes import Upstream
-from proxy.settings import Mode
-from shadow.exchange import Request, Timings
+from proxy.switch import Mode
+from shadow.exchange import Dialect, Request, Timings
 from shadow.judge import Case
 from shadow.mirror import Capture
 from shadow.wire import sse
@@ -20,8 +20,8 @@ from shadow.wire import sse
 class Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
 
-    `request` is None where it is not understood, `unread` says that it was too large for that; `copy` is the answer so
-    far, None where none is kept, and `problem` says why.
+    `request` is None where it is not understood, `unread` says that it was too large for that, `later` that it is read
+    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why.
     """
 
     scope: Scope
@@ -36,6 +36,8 @@ class Passage:
     ended: float = 0.0
     body: Body = None
     request: Request | None = None
+    later: Dialect | None = None
+    built_in: list[str] = field(default_factory=list)
     injection: Injection | None = None
     conversation: str = ""
     sampled: bool = False
@@ -76,6 +78,6 @@ def capture(passage: Passage, request: Request, case: Case | None) -> Capture:
         timings=Timings(passage.began, passage.first_byte or now, passage.ended or now),
         problem=passage.problem,
         case=case,
-        judged=holding is not None,
+        to_judge=None if holding is None else frozenset(holding.left),
         continued=holding.signing.continued if holding else {},
     )

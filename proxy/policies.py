@@ -14,6 +14,7 @@ from proxy.sets import SetSource
 from validators import ComparePolicy, Word
 from validators.policy import (
     DEFAULT_ON,
+    MOST_APPROVERS,
     Action,
     Policy,
     RepeatPolicy,
@@ -88,10 +89,15 @@ class _ToolTerms(Section):
     """What a tool's policy and the default one have in common."""
 
     on: Mapping[Word, Action] = Field(default={}, description="verdict: release, refuse, substitute or hold")
-    risk: Risk | None = Field(default=None, description="low, normal or high: shown beside the tool, and no more")
+    risk: Risk | None = Field(
+        default=None, description="low, normal or high: a call of high risk goes out once its receipt is kept"
+    )
     verify_timeout: Finite | None = Field(default=None, description="what references have, from the call's end on")
     approve: Expression | None = Field(default=None, description="CEL: calls of which it is true need a person's yes")
     approval_timeout: Finite | None = Field(default=None, description="how long a call waits for a person")
+    approvers: int | None = Field(
+        default=None, ge=1, le=MOST_APPROVERS, description="how many different people must approve a call; default: 1"
+    )
     compare: CompareSettings | None = Field(default=None, description="what does not count when calls are compared")
     repeat: RepeatSettings | None = Field(default=None, description="what makes a call a repeat; default: nothing does")
     rules: tuple[RuleSettings, ...] = Field(default=(), description="what must be true of every call")
@@ -119,6 +125,9 @@ class PolicySettings(Section):
     headers: tuple[str, ...] = Field(default=(), description="request headers that rules may read, in lower case")
     unverifiable_paths: Literal["refuse", "release"] = Field(
         default="refuse", description="in block mode: generating paths and answers that cannot be checked for calls"
+    )
+    built_in: tuple[str, ...] = Field(
+        default=(), description="in block mode: kinds of tools that the server runs by itself and that are let through"
     )
     refusal: Literal["message", "error"] = Field(
         default="message", description="a refusal is a text that the agent reads, or an error that it raises"
@@ -178,6 +187,7 @@ class PolicySettings(Section):
                 verify_timeout=terms.verify_timeout,
                 approve=approve,
                 approval_timeout=terms.approval_timeout,
+                approvers=terms.approvers,
                 compare=terms.compare.value() if terms.compare else None,
                 repeat=terms.repeat.value() if terms.repeat else None,
                 rules=rules,

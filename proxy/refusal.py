@@ -112,6 +112,14 @@ def denied(tools: Sequence[str], exchange: str) -> str:
     )
 
 
+def unrecorded(tools: Sequence[str], exchange: str) -> str:
+    """What is said of a call that must not go out unrecorded while nothing can be recorded."""
+    return (
+        f"{PREFIX}The call of {_list(tools)} must be recorded before it goes out, and the record cannot be written "
+        f"now. Nothing was executed. The same call may be made again later, unchanged. ({exchange})"
+    )
+
+
 def _list(tools: Sequence[str]) -> str:
     """The tools' names, each once, no more than a few."""
     names = list(dict.fromkeys(tools))

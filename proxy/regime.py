@@ -14,9 +14,10 @@ from proxy.errors import ConfigError, StartError
 from proxy.metrics import Metrics
 from proxy.policies import PolicySettings
 from proxy.sets import SetError, SetKeeper
-from proxy.settings import Mode, Settings, StateSettings
+from proxy.settings import Settings, StateSettings
+from proxy.switch import Change, Mode, Switch
 from shadow.judge import Rulebook
-from shadow.tasks import Tasks
+from shadow.tasks import Tasks, Wait
 from validators.policy import SeenGlobs
 from validators.repeats import Repeats
 from validators.schema import Schemas
@@ -32,7 +33,8 @@ class Regime:
     """The mode and the rulebooks; requests take what is in force when they begin, and keep it.
 
     `load` reads the configuration anew, from the file at `path` (None: nothing is followed). Rulebooks differ by how
-    many references a primary has.
+    many references a primary has. `record` is told of each turn of the switch (see `proxy.switch.Switch`),
+    `record_policy` of each new policy: `taken`, with its version, or `refused`.
     """
 
     def __init__(
@@ -42,13 +44,18 @@ class Regime:
         *,
         path: Path | None = None,
         load: Callable[[], Settings] | None = None,
+        record: Callable[[Change], None] = lambda _change: None,
+        record_policy: Callable[[str, str | None], None] = lambda _event, _version: None,
     ) -> None:
-        self.mode: Mode = settings.mode
         self._metrics, self._path, self._load = metrics, path, load
+        self._record, self._record_policy = record, record_policy
+        self.switch = Switch(settings.mode, self._turned)
         self._started, self._voters = settings, settings.voters
         self._tasks = Tasks("policy")
+        self._told: Mode = settings.mode
+        self._expiring: Wait[None] | None = None
         self._schemas, self._repeats, self._repeats_lock = Schemas(), Repeats(clock=time.monotonic), Lock()
-        self._configured_mode, self._policy = settings.mode, settings.policy
+        self._policy = settings.policy
         self._keeper = self._keep(settings.policy)
         self._books: dict[int, Rulebook] = {}
         self._seen, self._offers = _seen(settings.policy), 0
@@ -74,6 +81,11 @@ class Regime:
         await self._keeper.close()
 
     # --- what is in force -------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """The mode for all; `switch` knows those for a model or a tool."""
+        return self.switch.mode
 
     @property
     def policy(self) -> PolicySettings:
@@ -125,6 +137,30 @@ class Regime:
             if unseen := self._seen.unseen():
                 log.warning("globs of the policy apply to no tool that was offered", globs=unseen, requests=_OFFERS)
             self._seen = None
+
+    # --- the switch -------------------------------------------------------------------------------------------
+
+    def _turned(self, change: Change) -> None:
+        """Records a turn of the switch, tells the operator, and sees to it that what ends does so by itself."""
+        setting = change.setting
+        try:
+            self._record(change)
+        except Exception as error:
+            if change.did in {"set", "cleared"}:
+                raise
+            log.error("a turn of the switch was not recorded", did=change.did, error=type(error).__name__)
+        named = {"target_model": setting.model, "target_tool": setting.tool, "to": setting.mode} if setting else {}
+        log.warning("mode", mode=change.mode, before=self._told, did=change.did, who=change.who, **named)
+        self._told = change.mode
+        self._metrics.mode(change.mode)
+        if change.until is not None and change.did == "set" and (self._expiring is None or self._expiring.done()):
+            self._expiring = self._tasks.start("expire", self._expire())
+
+    async def _expire(self) -> None:
+        """Lets settings end though nobody asks for the mode; one that ends sooner may be set at any time."""
+        while (left := self.switch.next_end()) is not None:
+            await asyncio.sleep(min(left, _LOOK_EVERY_S))
+            self.switch.expire()
 
     # --- a new version ----------------------------------------------------------------------------------------
 
@@ -187,16 +223,16 @@ class Regime:
         return before
 
     def _taken(self, settings: Settings, *, policy: bool) -> None:
-        mode = settings.mode != self._configured_mode  # one that was set since by other means stays, unless it changes
+        mode = settings.mode != self.switch.configured  # one that was set since by hand stays, unless it changes
         if mode:
-            log.warning("mode", mode=settings.mode, before=self.mode)
-            self.mode = self._configured_mode = settings.mode
-            self._metrics.mode(self.mode)
+            self.switch.configure(settings.mode)
         if policy:
             log.info("a new policy is in force", policy=self._policy.version)
             self._warn()
         if mode or policy:
             self._metrics.policy_reload("taken")
+        if policy:
+            self._record_policy("taken", self._policy.version)
         sections = [
             name
             for name in type(settings).model_fields
@@ -207,6 +243,7 @@ class Regime:
 
     def _refused(self, problems: Iterable[str]) -> None:
         self._metrics.policy_reload("refused")
+        self._record_policy("refused", None)
         log.error("a new version of the configuration is refused; the old one stays", problems=list(problems))
 
     def _keep(self, policy: PolicySettings) -> SetKeeper:

@@ -17,6 +17,7 @@ from proxy.app import Service
 from proxy.errors import StartError
 from proxy.protocol import BoundedProtocol
 from proxy.settings import ListenSettings, Settings
+from proxy.tokenfile import lent
 from shadow.tasks import Tasks
 
 log = structlog.get_logger("counterproof.server")
@@ -139,19 +140,20 @@ async def serve(
     with _signals(signalled):
         await service.open()
         try:
-            running = [
-                tasks.start(name, server.serve(sockets=[bound]))
-                for name, server, bound in zip(("data", "control"), servers, (data, control), strict=True)
-            ]
-            started(address(data), address(control))
-            waits = [tasks.start("stop", stop.wait()), *running]
-            if until is not None:
-                waits.append(tasks.start("until", _until(until)))
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            log.info("shutting down", open_requests=service.data.in_flight, at_most_s=listening.shutdown_timeout)
-            for server in servers:
-                server.should_exit = True
-            await asyncio.wait(running)
+            with lent(service.tokens, service.settings.control.token_file, control.getsockname()[1]):
+                running = [
+                    tasks.start(name, server.serve(sockets=[bound]))
+                    for name, server, bound in zip(("data", "control"), servers, (data, control), strict=True)
+                ]
+                started(address(data), address(control))
+                waits = [tasks.start("stop", stop.wait()), *running]
+                if until is not None:
+                    waits.append(tasks.start("until", _until(until)))
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                log.info("shutting down", open_requests=service.data.in_flight, at_most_s=listening.shutdown_timeout)
+                for server in servers:
+                    server.should_exit = True
+                await asyncio.wait(running)
         finally:
             await tasks.close()
             await service.close()

@@ -4,10 +4,10 @@ Unknown keys are errors. `${NAME}` in a value is that environment variable. How 
 error is `proxy.configfile`'s business.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -19,16 +19,18 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from proxy.fields import BaseUrl, FaultAt, Key, Location, Port, Rate, Seconds, Section
+from proxy.fields import BaseUrl, FaultAt, HostName, Key, Location, Port, Rate, Seconds, Section
 from proxy.inject import Level
 from proxy.keys import digest
 from proxy.paths import ADMINISTRATIVE
 from proxy.policies import PolicySettings
+from proxy.switch import Mode
+from proxy.tokens import Token, TokenScope
 from shadow.engine import Endpoint
 from shadow.mirror import Limits
 
 ENV_PREFIX = "COUNTERPROOF_"
-Mode = Literal["off", "observe", "block"]
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHORTEST_KEY = 16
 
 
@@ -114,6 +116,17 @@ class LedgerSettings(Section):
     content: Literal["none", "redacted", "full"] = "redacted"
 
 
+class AuditSettings(Section):
+    """Where it is kept who changed or approved what, and what countersigned the calls that went out."""
+
+    path: Path | Literal["auto"] | None = Field(
+        default="auto", description="auto: audit.jsonl beside the ledger, none without one; null keeps none"
+    )
+    receipts: Literal["high", "all"] = Field(
+        default="high", description="which released calls get a receipt: those of high risk, or all"
+    )
+
+
 class ListenSettings(Section):
     """The data port."""
 
@@ -147,25 +160,37 @@ class PathSettings(Section):
         return value
 
 
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
+Holder = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+def _one_of_both(what: str, key: SecretStr | None, sha256: str | None) -> None:
+    if (key is None) == (sha256 is None):
+        raise ValueError(f"give either {what} or sha256 (of the {what}, in hexadecimal)")
+    if key is not None and len(key.get_secret_value()) < _SHORTEST_KEY:
+        raise ValueError(f"a {what} has at least {_SHORTEST_KEY} characters")
+
+
+def _digest(key: SecretStr | None, sha256: str | None) -> bytes:
+    return bytes.fromhex(sha256) if sha256 else digest(key.get_secret_value() if key else "")
+
+
 class ClientKey(Section):
     """A key that lets a client in: itself, or its SHA-256."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    name: Holder
     key: Key | None = None
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    sha256: Sha256 | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.key is None) == (self.sha256 is None):
-            raise ValueError("give either key or sha256 (of the key, in hexadecimal)")
-        if self.key is not None and len(self.key.get_secret_value()) < _SHORTEST_KEY:
-            raise ValueError(f"a key has at least {_SHORTEST_KEY} characters")
+    def _either(self) -> Self:
+        _one_of_both("key", self.key, self.sha256)
         return self
 
     @property
     def digest(self) -> bytes:
         """What is compared: the key itself is not kept."""
-        return bytes.fromhex(self.sha256) if self.sha256 else digest(self.key.get_secret_value() if self.key else "")
+        return _digest(self.key, self.sha256)
 
 
 class RouteSettings(Section):
@@ -180,13 +205,35 @@ class RouteSettings(Section):
         return fnmatchcase(model, self.model)
 
 
-class ControlSettings(Section):
-    """The control port: metrics and health."""
+class TokenSettings(Section):
+    """A token of the control port: itself, or its SHA-256."""
 
-    host: Literal["127.0.0.1", "::1", "localhost"] = Field(
-        default="127.0.0.1", description="loopback only, until tokens can be configured"
-    )
+    name: Holder = Field(description="the who of what is done with it")
+    token: Key | None = None
+    sha256: Sha256 | None = None
+    scopes: frozenset[TokenScope] = Field(min_length=1, description="read, metrics, mode, approve, policy")
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        _one_of_both("token", self.token, self.sha256)
+        return self
+
+    def value(self) -> Token:
+        """As it is looked up."""
+        return Token(self.name, _digest(self.token, self.sha256), self.scopes)
+
+
+class ControlSettings(Section):
+    """The control port: metrics, health and the admin API."""
+
+    host: str = Field(default="127.0.0.1", description="loopback only, unless there are tokens")
     port: Port = 8081
+    hosts: tuple[HostName, ...] = Field(
+        default=(), description="names that it may be called by, beside loopback and its own address"
+    )
+    metrics: Literal["open", "token"] = Field(default="open", description="open, or for tokens with the scope metrics")
+    tokens: tuple[TokenSettings, ...] = Field(default=(), description="without any, one is made at start")
+    token_file: Path | None = Field(default=None, description="where the one that is made is kept")
 
 
 class StateSettings(Section):
@@ -228,6 +275,7 @@ class Settings(BaseSettings):
     client_keys: tuple[ClientKey, ...] = ()
     paths: PathSettings = PathSettings()
     ledger: LedgerSettings = LedgerSettings()
+    audit: AuditSettings = AuditSettings()
     listen: ListenSettings = ListenSettings()
     control: ControlSettings = ControlSettings()
     log: LogSettings = LogSettings()
@@ -252,11 +300,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._shadows_are_others()
-        self._keys_differ()
+        _differ(("client_keys",), "key", [(key.name, key.digest) for key in self.client_keys])
+        self._control_is_guarded()
         self._references_suffice()
+        self._approvers_suffice()
         self._sets_have_their_source()
         lends = [at for at, primary, _ in self._primaries() if primary.api_key]
-        if lends and not self.client_keys and self.listen.host not in {"127.0.0.1", "::1", "localhost"}:
+        if lends and not self.client_keys and self.listen.host not in LOOPBACK:
             raise FaultAt(
                 ("listen", "host"),
                 f"with {'.'.join(map(str, lends[0]))}.api_key an exposed data port would lend that key to everybody "
@@ -265,6 +315,13 @@ class Settings(BaseSettings):
         if self.listen.port == self.control.port and self.listen.port:
             raise FaultAt(("control", "port"), f"{self.control.port} is the data port already")
         return self
+
+    @property
+    def audit_path(self) -> Path | None:
+        """The audit's file, None where none is kept."""
+        if self.audit.path != "auto":
+            return self.audit.path
+        return None if self.ledger.path is None else self.ledger.path.with_name("audit.jsonl")
 
     def _primaries(self) -> Iterator[tuple[Location, PrimarySettings, tuple[ShadowSettings, ...]]]:
         """Each primary with its place in the configuration and its shadows; the default one last, as it is asked."""
@@ -310,15 +367,44 @@ class Settings(BaseSettings):
                     "its calls could ever be verified",
                 )
 
-    def _keys_differ(self) -> None:
-        names, digests = set(), set()
-        for i, key in enumerate(self.client_keys):
-            if key.name in names:
-                raise FaultAt(("client_keys", i, "name"), f"{key.name!r} is the name of another key already")
-            if key.digest in digests:
-                raise FaultAt(("client_keys", i), "is the same key as another one; each client has its own")
-            names.add(key.name)
-            digests.add(key.digest)
+    def _approvers_suffice(self) -> None:
+        holders = sum("approve" in token.scopes for token in self.control.tokens) or 1
+        terms = [
+            (("default",), self.policy.default),
+            *((("tools", i), tool) for i, tool in enumerate(self.policy.tools)),
+        ]
+        for at, tool in terms:
+            if (tool.approvers or 1) > holders:
+                raise FaultAt(
+                    ("policy", *at, "approvers"),
+                    f"{tool.approvers} different people must approve, and {holders} may (control.tokens with the scope "
+                    "approve): none of its calls could ever be approved",
+                )
+
+    def _control_is_guarded(self) -> None:
+        control = self.control
+        tokens = [token.value() for token in control.tokens]
+        _differ(("control", "tokens"), "token", [(token.name, token.digest) for token in tokens])
+        if not tokens and control.host not in LOOPBACK:
+            raise FaultAt(
+                ("control", "host"), "is loopback only without control.tokens: whoever reached it could turn the switch"
+            )
+        clients = {key.digest for key in self.client_keys}
+        for i, token in enumerate(tokens):
+            if token.digest in clients:
+                raise FaultAt(("control", "tokens", i), "is the key of a client as well, which would let agents in")
+
+
+def _differ(place: Location, noun: str, holders: Sequence[tuple[str, bytes]]) -> None:
+    """Names and digests stand once each; else nobody could say whose a request is."""
+    names, digests = set(), set()
+    for i, (name, known) in enumerate(holders):
+        if name in names:
+            raise FaultAt((*place, i, "name"), f"{name!r} is the name of another {noun} already")
+        if known in digests:
+            raise FaultAt((*place, i), f"is the same {noun} as another one; each holder has its own")
+        names.add(name)
+        digests.add(known)
 
 
 def _place(url: str) -> tuple[str, int, str]:

@@ -128,6 +128,8 @@ def _head(record: Record) -> Table:
     kind = f"{record['dialect']}{', streamed' if record['stream'] else ''}, HTTP {record['status']}"
     rows = {
         "exchange": record["id"],
+        "conversation": record["conversation"],
+        "content": "erased" if record.get("erased") else None,
         "model": record["model"],
         "kind": kind,
         "prompt + completion tokens": tokens or "–",

@@ -76,7 +76,7 @@ _EXPLICIT = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "n": 1}
 
 def allowed(request: Request, model: str) -> dict[str, Any]:
     """The client's request as a reference may see it: allowed fields only, greedy, one choice, token ids told."""
-    chat = request.dialect is Dialect.CHAT
+    chat = request.dialect is not Dialect.COMPLETIONS
     names = (_CHAT if chat else _COMPLETIONS) + _SAMPLING
     body = {name: request.body[name] for name in names if name in request.body}
     for name, neutral in _NEUTRAL.items():
@@ -89,7 +89,7 @@ def allowed(request: Request, model: str) -> dict[str, Any]:
 def told(dialect: Dialect, k: int = TOP_K) -> dict[str, Any]:
     """The fields that make an engine tell token ids and its top `k` logprobs."""
     ids: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return ids | ({"logprobs": True, "top_logprobs": k} if dialect is Dialect.CHAT else {"logprobs": k})
+    return ids | ({"logprobs": k} if dialect is Dialect.COMPLETIONS else {"logprobs": True, "top_logprobs": k})
 
 
 def continuation(request: Request, model: str, history: Sequence[int], *, used: int, expected: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def conversation_key(request: Request, header: str | None) -> str:
     """
     if header:
         return _hash(b"header:" + header.encode("utf-8", "surrogateescape"))
-    if request.dialect is Dialect.CHAT:
+    if request.dialect is not Dialect.COMPLETIONS:
         return _hash(b"chat:" + _dumps(_opening(request.body.get("messages"))))
     prompt = request.body.get("prompt")
     start = prompt[:_PROMPT_START] if isinstance(prompt, str | list) else None

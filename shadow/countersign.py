@@ -28,7 +28,7 @@ class Countersigning:
     def __init__(self, request: Request, references: Sequence[Reference], primary: Peer) -> None:
         self.references = [r for r in references if r.role != "twin"]
         self.continued: dict[tuple[str, int], Continuation] = {}
-        self._request, self._primary = request, primary
+        self._request, self.primary = request, primary
         self._tasks = Tasks("countersign")
         self._begun: dict[tuple[str, int], tuple[int, Wait[Choice | None]]] = {}
 
@@ -59,7 +59,7 @@ class Countersigning:
 
     def _fit(self) -> list[Reference]:
         """Who can be asked now: what is begun early is not worth waiting for anybody."""
-        return [reference for reference in self.references if reference.asked(self._primary)]
+        return [reference for reference in self.references if reference.asked(self.primary)]
 
     def _start(self, choice: Choice) -> int | None:
         """The call's first token; a call that was asked for by name or demanded has no text before it."""
@@ -80,7 +80,7 @@ class Countersigning:
     async def _ask(self, reference: Reference, choice: Choice, policy: PolicyOf) -> ChoiceReport:
         try:
             ready = await self._ready(reference.name, choice)
-            report = await reference.countersign(self._request, choice, self._primary, policy, ready)
+            report = await reference.countersign(self._request, choice, self.primary, policy, ready)
         except Exception as error:  # noqa: BLE001  (what an engine answers must not keep the others from being heard)
             log.error("a reference could not be heard", shadow=reference.name, error=type(error).__name__)
             findings = compare.unverified(choice.calls, "internal_error")

@@ -11,7 +11,7 @@ import orjson
 from shadow import ask
 from shadow.errors import EngineError, Failed, Garbage, Refused, TimedOut, Unreachable
 from shadow.exchange import Answer, Choice, Dialect, Request, TopK
-from shadow.wire import answers
+from shadow.wire import answers, dialects
 from shadow.wire.assembly import ids_of
 
 _READ_HERE = 128 * 1024
@@ -163,6 +163,8 @@ class Engine:
 
         `expected` is how many tokens the primary wrote: the bound where the client set none.
         """
+        if not request.tells_tokens:
+            return await self._replay_elsewhere(request, expected)
         body = ask.repetition(request, self.model, expected=expected)
         if request.dialect is Dialect.COMPLETIONS:
             async with self._slots:
@@ -171,6 +173,13 @@ class Engine:
         if prompt is not None:
             body["kv_transfer_params"] = {"prompt_token_ids": list(prompt)}
         return await self._chat(body, stream=False, want_prompt=None if prompt is None else tuple(prompt))
+
+    async def _replay_elsewhere(self, request: Request, expected: int) -> Choice:
+        """In the client's own dialect: what the server makes of it is a part of what is compared."""
+        body = dialects.replayed(request, self.model, expected=expected)
+        async with self._slots:
+            raw = await self.post(dialects.PATHS[request.dialect], body)
+        return self._whole(await asyncio.to_thread(dialects.read, request.dialect, raw, stream=False))
 
     async def _chat(self, body: dict[str, Any], *, stream: bool, want_prompt: tuple[int, ...] | None) -> Choice:
         async with self._slots:

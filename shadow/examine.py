@@ -91,7 +91,7 @@ _UNTOLD_TOKENS = 512  # how long an answer is thought to be whose length was not
 
 
 def _by_replay(request: Request, reason: str | None) -> bool:
-    return reason in _REPLAYED and request.dialect is Dialect.CHAT and request.tool_choice != "none"
+    return reason in _REPLAYED and request.dialect is not Dialect.COMPLETIONS and request.tool_choice != "none"
 
 
 def _choice_reason(request: Request, choice: Choice) -> str | None:
@@ -139,7 +139,7 @@ async def _examine(
         report.not_comparable = reason or _choice_reason(request, choice)
         if _by_replay(request, report.not_comparable):
             own = own or await engine.replay(request, expected=_told_tokens(exchange))
-            _compare_calls(report, own, policy)
+            _compare_calls(report, request, choice, own, policy)
         elif report.not_comparable is None:
             ready = exchange.continued.get((engine.name, choice.index))
             await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run()
@@ -173,9 +173,8 @@ async def countersign(
     report = ChoiceReport(choice.index, calls=choice.calls)
     report.not_comparable = "multimodal" if request.multimodal else _choice_reason(request, choice)
     if _by_replay(request, report.not_comparable):
-        _compare_calls(
-            report, await engine.replay(request, expected=len(choice.token_ids or ()) or _UNTOLD_TOKENS), policy
-        )
+        own = await engine.replay(request, expected=len(choice.token_ids or ()) or _UNTOLD_TOKENS)
+        _compare_calls(report, request, choice, own, policy)
     elif report.not_comparable is None:
         await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run_calls()
     else:
@@ -192,12 +191,21 @@ def _told_tokens(exchange: Exchange) -> int:
     return told if type(told) is int and told >= 0 else _UNTOLD_TOKENS
 
 
-def _compare_calls(report: ChoiceReport, own: Choice, policy: compare.PolicyOf) -> None:
-    """On histories of their own: the same calls countersign each other, other ones say nothing, and why is kept."""
+def _compare_calls(
+    report: ChoiceReport, request: Request, choice: Choice, own: Choice, policy: compare.PolicyOf
+) -> None:
+    """On histories of their own: the same calls countersign each other, other ones say nothing, and why is kept.
+
+    Where a dialect tells no tokens, but nothing was said before the calls, the history is the prompt on both sides; and
+    where the client asked for the first choice of everything, a call that differs is none that was sampled.
+    """
     report.ways.append("replay")
     report.reference_calls = own.calls
     why, report.not_comparable = report.not_comparable or "", None
-    report.findings = compare.judge_calls(report.calls, own.calls, differing=Word.UNVERIFIED, reason=why, policy=policy)
+    silent = not any((choice.content.strip(), choice.reasoning, own.content.strip(), own.reasoning))
+    shared = silent and request.asks_greedy and not request.tells_tokens
+    word, why = (Word.MISMATCH, "") if shared else (Word.UNVERIFIED, why)
+    report.findings = compare.judge_calls(report.calls, own.calls, differing=word, reason=why, policy=policy)
 
 
 async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities) -> bool | None:

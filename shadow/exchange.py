@@ -32,6 +32,8 @@ class Dialect(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 class Region(StrEnum):
@@ -182,13 +184,15 @@ def _is_text(part: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A chat or completions request as the client sent it, and what follows from it for a comparison.
+    """A request as the client sent it, and what follows from it for a comparison.
 
-    `body` is the parsed JSON object; `stream`, `n` and `model` are read with the API's defaults.
+    `body` is the parsed JSON object of a chat or completions request, and the chat request that says the same where
+    `sent` is one of another dialect; `stream`, `n` and `model` are read with the API's defaults.
     """
 
     dialect: Dialect
     body: dict[str, Any]
+    sent: dict[str, Any] | None = None
 
     @property
     def model(self) -> str:
@@ -238,12 +242,17 @@ class Request:
     def client_logprobs(self) -> bool:
         """True where the client asked for logprobs itself."""
         asked = self.body.get("logprobs")
-        return flag(asked) is True if self.dialect is Dialect.CHAT else asked is not None
+        return asked is not None if self.dialect is Dialect.COMPLETIONS else flag(asked) is True
 
     @property
     def client_token_ids(self) -> bool:
         """True where the client asked for token ids itself."""
         return flag(self.body.get("return_token_ids")) is True
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether this dialect's answers can tell token ids and logprobs as they come."""
+        return self.sent is None
 
     @property
     def hides_reasoning(self) -> bool:

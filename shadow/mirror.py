@@ -19,7 +19,7 @@ from shadow.exchange import Answer, Continuation, Exchange, Request, Timings
 from shadow.judge import Case, Judged
 from shadow.reference import CIRCUIT_OPEN, Peer, Reference, State
 from shadow.tasks import Tasks
-from shadow.wire import answers
+from shadow.wire import dialects
 from validators import Finding
 from validators.decision import Opinion, outcome
 
@@ -44,8 +44,8 @@ class Capture:
     """What the door saw of one exchange: the parsed request, the answer's raw bytes as the primary sent them.
 
     `problem` says why the copy is not whole (`too_large`, `client_left`, `truncated`, `encoded`), None where it is.
-    `case` is the request under its rulebook, `judged` says that a verdict fell while the client waited, `continued`
-    what references said then.
+    `case` is the request under its rulebook, `to_judge` the choices about whose calls no verdict fell while the client
+    waited (None: all of them), `continued` what references said then.
     """
 
     id: str
@@ -58,13 +58,13 @@ class Capture:
     timings: Timings
     problem: str | None = None
     case: Case | None = None
-    judged: bool = False
+    to_judge: frozenset[int] | None = None
     continued: Mapping[tuple[str, int], Continuation] = field(default_factory=dict)
 
     def exchange(self) -> Exchange:
         """Understands the bytes."""
         if self.problem is None:
-            answer = answers.read(self.request.dialect, self.body, stream=self.stream)
+            answer = dialects.read(self.request.dialect, self.body, stream=self.stream)
         else:
             answer = Answer(problem=self.problem)
         return Exchange(
@@ -371,11 +371,13 @@ class Mirror:
 def _read(capture: Capture) -> tuple[Exchange, list[tuple[int, Finding]], dict[int, list[Finding]]]:
     """The exchange, everything that is found without a reference, and what of it is about each choice's calls."""
     exchange, case = capture.exchange(), capture.case
-    if case is None or capture.judged or exchange.answer.problem is not None or exchange.status >= 400:
+    if case is None or capture.to_judge == frozenset() or exchange.answer.problem is not None or exchange.status >= 400:
         return exchange, [], {}
     own: dict[int, list[Finding]] = {}
     findings: list[tuple[int, Finding]] = []
     for index, choice in exchange.answer.choices.items():
+        if capture.to_judge is not None and index not in capture.to_judge:
+            continue
         if choice.calls:
             own[index] = case.own(choice.calls)
             findings += [(index, finding) for finding in own[index]]

@@ -1,3 +1,15 @@
 """The real engines and a real proxy in front of them, for whichever test asks for them."""
 
+from collections.abc import Iterator
+
+import pytest
+
 pytest_plugins = ["tests.engine.fixtures"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What proxies keep beside their configuration stays out of the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -114,10 +114,10 @@ class ToolPolicy(Generic[R]):
     verify_timeout: float = 10.0
     approve: R | None = None
     approval_timeout: float = 300.0
-    approvers: int = 1
     compare: ComparePolicy = EXACT
     repeat: RepeatPolicy | None = None
     rules: tuple[R, ...] = ()
+    approvers: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what cannot be meant; keeps `on` from being changed afterwards."""

@@ -11,12 +11,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 import structlog
 
+from proxy.ledger.erasing import Eraser
 from shadow.errors import CounterproofError
 
 log = structlog.get_logger("counterproof.ledger")
@@ -24,8 +27,8 @@ log = structlog.get_logger("counterproof.ledger")
 MAX_PENDING = 10_000
 _PRUNE_EVERY_S = 600.0
 _PRUNE_AT_ONCE = 500  # exchanges of one transaction: records that wait are written in between
-_SCHEMA_VERSION = 2
-_READABLE = {1, _SCHEMA_VERSION}  # 1 had no verdicts
+_SCHEMA_VERSION = 3
+_READABLE = {1, 2, _SCHEMA_VERSION}  # 1 had no verdicts, 2 did not say which conversation they belong to
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
   id TEXT PRIMARY KEY, began_at REAL NOT NULL, model TEXT NOT NULL, conversation TEXT NOT NULL, record BLOB NOT NULL
@@ -37,12 +40,17 @@ CREATE TABLE IF NOT EXISTS examinations (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS verdicts (
   exchange TEXT NOT NULL, choice INTEGER NOT NULL, at REAL NOT NULL, word TEXT NOT NULL, done TEXT NOT NULL,
-  record BLOB NOT NULL, PRIMARY KEY (exchange, choice)
+  record BLOB NOT NULL, conversation TEXT NOT NULL DEFAULT '', PRIMARY KEY (exchange, choice)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS verdicts_by_time ON verdicts (at);
 """
 _OLDEST = "SELECT id FROM exchanges WHERE began_at < ? ORDER BY began_at LIMIT ?"
 _OLDEST_VERDICTS = "SELECT rowid FROM verdicts WHERE at < ? ORDER BY at LIMIT ?"
+_FROM_2 = "ALTER TABLE verdicts ADD COLUMN conversation TEXT NOT NULL DEFAULT ''"
+# Verdicts may stand alone: an exchange that the mirror dropped has no record of its own.
+_OF_CONVERSATION = (
+    "SELECT id FROM exchanges WHERE conversation = ? UNION SELECT exchange FROM verdicts WHERE conversation = ?"
+)
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -63,6 +71,9 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         if writable:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA secure_delete=ON")  # what is removed or erased is not left in free pages
+            if version == 2:
+                connection.execute(_FROM_2)
             connection.executescript(_SCHEMA)
             connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
         elif version == 0:
@@ -76,6 +87,19 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
             connection.close()
         raise
     return connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Erasure:
+    """A conversation whose content is to go, once `record` has returned, and who waits for it."""
+
+    conversation: str
+    record: Callable[[int], None]
+    done: Future[int] = field(default_factory=Future)
+
+
+_Row = tuple[str, tuple[Any, ...]]
+_Item = _Row | _Erasure | None
 
 
 class Ledger:
@@ -100,7 +124,7 @@ class Ledger:
         self._closed = False
         self._on_loss = on_loss
         self._connection = _connect(path, writable=True)
-        self._pending: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MAX_PENDING)
+        self._pending: queue.Queue[_Item] = queue.Queue(MAX_PENDING)
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
@@ -115,10 +139,25 @@ class Ledger:
         row = (exchange, record["shadow"], record["outcome"], verdict, flips, lag, _dumps(record))
         self._put("INSERT OR REPLACE INTO examinations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    def verdict(self, exchange: str, record: dict[str, Any]) -> None:
+    def verdict(self, exchange: str, record: dict[str, Any], conversation: str = "") -> None:
         """Keeps what was decided about a choice's calls. Returns at once."""
-        row = (exchange, record["choice"], self._clock(), record["word"], record["done"], _dumps(record))
-        self._put("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (exchange, record["choice"], self._clock(), record["word"], record["done"], _dumps(record), conversation)
+        self._put("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def erase(self, conversation: str, record: Callable[[int], None]) -> Future[int]:
+        """Removes what was said in a conversation so far; gives how many exchanges it had. Returns at once.
+
+        `record` is called in the writer's thread with that number before anything is final: what it raises is given,
+        and nothing is removed then. LedgerError is given where the file does not take it.
+        """
+        erasure = _Erasure(conversation, record)
+        try:
+            if self._closed:
+                raise queue.Full
+            self._pending.put_nowait(erasure)
+        except queue.Full:
+            erasure.done.set_exception(LedgerError(f"{self.path}: cannot be written now"))
+        return erasure.done
 
     def _put(self, statement: str, row: tuple[Any, ...]) -> None:
         if self._closed:
@@ -139,23 +178,45 @@ class Ledger:
         while not ended:
             batch = self._waiting()
             ended = None in batch
-            rows = [item for item in batch if item is not None]
-            if rows and not self._transact(rows, "records were not written"):
-                self._lose(len(rows))
+            self._store([item for item in batch if isinstance(item, tuple)])
+            for item in batch:
+                if isinstance(item, _Erasure):
+                    self._erase(item)
             if not ended and self._keep is not None and time.monotonic() >= self._prune_at:
                 self._prune(self._clock() - self._keep)
 
-    def _waiting(self) -> list[tuple[str, tuple[Any, ...]] | None]:
+    def _store(self, rows: list[_Row]) -> None:
+        if rows and not self._transact(rows, "records were not written"):
+            self._lose(len(rows))
+
+    def _erase(self, erasure: _Erasure) -> None:
+        """Erases in one transaction, and has the log in which old pages may still stand taken over into the file."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            count = _erase(self._connection, erasure.conversation)
+            erasure.record(count)
+            self._connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001  (who waits is told; the writer goes on)
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            failed = isinstance(error, sqlite3.Error)
+            erasure.done.set_exception(LedgerError(f"{self.path}: cannot be erased: {error}") if failed else error)
+        else:
+            with contextlib.suppress(sqlite3.Error):  # a reader holds it up: the next one does it
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            erasure.done.set_result(count)
+
+    def _waiting(self) -> list[_Item]:
         """What is to be written next, at most 256 records; empty when it is time to remove old ones."""
         timeout = None if self._keep is None else max(0.0, self._prune_at - time.monotonic())
-        batch = []
+        batch: list[_Item] = []
         with contextlib.suppress(queue.Empty):
             batch.append(self._pending.get(timeout=timeout) if timeout != 0 else self._pending.get_nowait())
             while len(batch) < 256:
                 batch.append(self._pending.get_nowait())
         return batch
 
-    def _transact(self, statements: list[tuple[str, tuple[Any, ...]]], failed: str) -> bool:
+    def _transact(self, statements: list[_Row], failed: str) -> bool:
         """Executes all or nothing; False for nothing, and `failed` in the log."""
         try:
             self._connection.execute("BEGIN")
@@ -195,6 +256,37 @@ class Ledger:
             self._connection.close()
 
 
+def _erase(connection: sqlite3.Connection, conversation: str) -> int:
+    """Rewrites every record of a conversation without its content; how many exchanges they belong to."""
+    exchanges = [row[0] for row in connection.execute(_OF_CONVERSATION, (conversation, conversation)).fetchall()]
+    for identity in exchanges:
+        found = connection.execute("SELECT rowid, record FROM exchanges WHERE id = ?", (identity,)).fetchall()
+        eraser = Eraser(_read(found[0][1]) if found else None)
+        _rewrite(connection, "exchanges", found, eraser.exchange)
+        for table, erased in (("examinations", eraser.examination), ("verdicts", eraser.verdict)):
+            found = connection.execute(f"SELECT rowid, record FROM {table} WHERE exchange = ?", (identity,)).fetchall()  # noqa: S608
+            _rewrite(connection, table, found, erased)
+    return len(exchanges)
+
+
+def _rewrite(
+    connection: sqlite3.Connection, table: str, rows: list[tuple[int, bytes]], erased: Callable[[Any], Any]
+) -> None:
+    for at, text in rows:
+        record = _read(text)
+        if record is None:  # nested deeper than is read: nothing of it can be kept
+            connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (at,))  # noqa: S608  (a constant)
+        else:
+            connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (_dumps(erased(record)), at))  # noqa: S608
+
+
+def _read(text: bytes) -> dict[str, Any] | None:
+    try:
+        return dict(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return None
+
+
 def _dumps(record: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(record, option=_JSON)
@@ -214,10 +306,16 @@ class LedgerReader:
         if not path.exists():
             raise LedgerError(f"{path}: there is no ledger (has the proxy run here? it writes ledger.path)")
         self._connection = _connect(path, writable=False)
+        self._version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def close(self) -> None:
         """Closes the file."""
         self._connection.close()
+
+    def conversation(self, key: str) -> int:
+        """How many exchanges a conversation has."""
+        of = _OF_CONVERSATION if self._version >= 3 else "SELECT id FROM exchanges WHERE conversation = ?"
+        return len(self._connection.execute(of, (key,) * of.count("?")).fetchall())
 
     def __enter__(self) -> Self:
         return self
@@ -284,7 +382,7 @@ class LedgerReader:
         return [orjson.loads(record) | {"lag_seconds": lag} for lag, record in rows]
 
     def _verdicts(self, exchange: str) -> list[dict[str, Any]]:
-        if self._connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
+        if self._version < 2:
             return []
         rows = self._connection.execute("SELECT record FROM verdicts WHERE exchange = ? ORDER BY choice", (exchange,))
         return [orjson.loads(record) for (record,) in rows]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 # Atomic groups: a CRLF is one line end, never a CR followed by an empty line.
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_LINE_END_OR_LAST = re.compile(rb"\r\n|\n|\r|\Z")
 _BOM = b"\xef\xbb\xbf"
 
 DONE = b"[DONE]"
@@ -73,7 +74,7 @@ def with_data(block: bytes, payload: bytes) -> bytes:
     if is_one_event(block):
         return b"data: " + payload + b"\n\n"
     out, left, position = [], payload.split(b"\n"), 0
-    for end in _LINE_END.finditer(block):
+    for end in _LINE_END_OR_LAST.finditer(block):
         line = block[position : end.start()]
         position = end.end()
         if not (line.removeprefix(_BOM).startswith(b"data:") or line.removeprefix(_BOM) == b"data"):
@@ -82,4 +83,4 @@ def with_data(block: bytes, payload: bytes) -> bytes:
             prefix = line[: line.index(b":") + 1] if b":" in line else line + b":"
             prefix += b" " if line[len(prefix) :].startswith(b" ") else b""
             out.append(prefix + left.pop(0) + end.group())
-    return b"".join(out) + block[position:]
+    return b"".join(out)

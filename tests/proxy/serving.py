@@ -90,7 +90,7 @@ async def proxy(
         "mirror": {"tool_calls": 1, "other": 1} | settings.pop("mirror", {}),
         "ledger": {"path": str(folder / "ledger.db"), "content": "full"} | settings.pop("ledger", {}),
         "listen": {"port": 0},
-        "control": {"port": 0},
+        "control": {"port": 0, "token_file": str(folder / "control" / "token")} | settings.pop("control", {}),
     } | settings
     service = Service(load(file, overrides, {}), path=file, load=lambda: load(file, overrides, {}))
     with listen("127.0.0.1", 0, "listen.port") as data, listen("127.0.0.1", 0, "control.port") as control:

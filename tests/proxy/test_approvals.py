@@ -2,87 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy import approvals
-from proxy.approvals import Answer, Approvals
-from shadow.exchange import Choice, Dialect, Request
-from shadow.judge import Case, Rulebook
+from proxy.approvals import Answer
+from proxy.audit.reading import records
+from shadow.exchange import Choice, Dialect
+from shadow.tasks import Tasks
 from shadow.wire import answers
+from tests.proxy.approving import DIFFERS, HOLD, LONG, SEND, Stage, case, play
 from tests.proxy.serving import proxy
 from tests.standin import StandIn
 from tests.standin.asking_it import HELLO, PARIS, TOOLS, chat
-from validators import ToolCall, Word
-from validators.decision import Verdict
-from validators.policy import Action, Policy, ToolPolicy
-from validators.repeats import Repeats
-
-HOLD = Verdict(Word.MATCH, Action.HOLD, why="wants_person")
-DIFFERS = Verdict(Word.MISMATCH, Action.HOLD, why="arguments")
-SEND = (ToolCall("send", '{"city": "Oslo", "n": 1}', "id-1"),)
-LONG = 60.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def case(scope: str = "me:1") -> Case:
-    book = Rulebook(Policy(0, ToolPolicy("*")), repeats=Repeats(clock=lambda: 0.0))
-    return Case(book, Request(Dialect.CHAT, {}), b"", scope)
-
-
-class Stage:
-    """Approvals on a clock of the test's own, and who asks for them."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self.approvals = Approvals(self.clock)
-        self._group: list[asyncio.Task[tuple[str, Answer]]] = []
-
-    async def asking(
-        self,
-        calls: tuple[ToolCall, ...] = SEND,
-        verdict: Verdict = HOLD,
-        scope: str = "me:1",
-        seconds: float = LONG,
-    ) -> asyncio.Task[tuple[str, Answer]]:
-        """Somebody who has begun to wait."""
-        work = self.approvals.ask(case(scope), calls, verdict, seconds)
-        task = asyncio.get_running_loop().create_task(work, name="asking")
-        self._group.append(task)
-        await asyncio.sleep(0)
-        return task
-
-    async def expire(self, calls: tuple[ToolCall, ...] = SEND, verdict: Verdict = HOLD, scope: str = "me:1") -> str:
-        """Somebody waits in vain; the id."""
-        identity, answer = await self.approvals.ask(case(scope), calls, verdict, 0.001)
-        assert answer is Answer.EXPIRED
-        return identity
-
-    async def end(self) -> None:
-        for task in self._group:
-            task.cancel()
-        await asyncio.gather(*self._group, return_exceptions=True)
-
-
-def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
-    async def main() -> None:
-        stage = Stage()
-        try:
-            await scene(stage)
-        finally:
-            await stage.end()
-
-    asyncio.run(main())
-
+from validators import ToolCall
 
 # -- while somebody waits
 
@@ -357,3 +292,35 @@ def test_a_call_that_was_denied_is_not_asked_about_again(tmp_path: Path) -> None
             assert await door.metric("counterproof_gate_total", action="refused", verdict="repeat") == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_an_approved_call_passes_once_though_the_same_one_was_made_before(tmp_path: Path) -> None:
+    tool = {"match": "send", "approve": True, "approval_timeout": "2s", "repeat": {"window": "10m"}}
+
+    async def main() -> None:
+        tasks = Tasks("test")
+        async with StandIn([PARIS]) as engine:
+            async with proxy(tmp_path, engine, mode="block", policy={"tools": [tool]}) as door:
+                approvals_ = door.service.approvals
+                asking = [tasks.start(f"{i}", door.chat(asked(seed=i))) for i in range(2)]
+                async with asyncio.timeout(10):
+                    while len(approvals_) < 2:
+                        await asyncio.sleep(0.01)
+                first = approvals_.pending()[0]
+                await approvals_.decide(first.id, "anna", approved=True)
+                bodies = [body for _, body, _ in await asyncio.gather(*asking)]
+                assert sorted(len(read(body).calls) for body in bodies) == [0, 1]
+                (late,) = approvals_.late()
+                await approvals_.decide(late.id, "anna", approved=True)
+                for seed, calls in ((2, 1), (3, 0)):  # once, and not twice
+                    _, body, _ = await door.chat(asked(seed=seed))
+                    assert len(read(body).calls) == calls
+                assert b"the same call was made earlier in this conversation" in body
+                assert await door.metric("counterproof_gate_total", action="released") == 2
+                assert await door.metric("counterproof_gate_total", action="refused", verdict="repeat") == 1
+        await tasks.close()
+
+    asyncio.run(main())
+    released = [r.data["id"] for r in records(tmp_path / "audit.jsonl") if r.data.get("event") == "released"]
+    assert len(set(released)) == 2

@@ -337,7 +337,7 @@ def test_a_call_keeps_the_mode_it_began_with(tmp_path: Path) -> None:
             async with proxy(tmp_path, engine, second, mode="block", policy=policy) as door:
                 asking = asyncio.get_running_loop().create_task(door.chat(asked(stream=True)))
                 pending = await _pending(door)
-                door.service.regime.mode = "observe"
+                door.service.regime.switch.set("observe", who="someone")
                 status, body, response = await door.chat(asked(stream=True))
                 assert read(body, stream=True).calls
                 assert response.headers["x-counterproof-mode"] == "observe"
@@ -395,8 +395,13 @@ def test_a_client_cannot_steer_slow_or_read_the_reference(tmp_path: Path) -> Non
 
 
 UNVERIFIABLE = {
-    "responses": ("/v1/responses", b"{}", {}),
-    "messages": ("/v1/messages", b"{}", {}),
+    "responses that go on from what the server keeps": ("/v1/responses", b'{"previous_response_id": "resp_1"}', {}),
+    "responses in the background": ("/v1/responses", b'{"input": "Go.", "background": true}', {}),
+    "messages with a tool of the server's own": (
+        "/v1/messages",
+        b'{"messages": [], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}',
+        {},
+    ),
     "a stored response": ("/v1/responses/resp_1", None, {}),
     "a batch": ("/v1/chat/completions/batch", b"{}", {}),
     "batches": ("/v1/batches", b"{}", {}),

@@ -2,37 +2,13 @@
 
 import json
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
-from proxy import cli
 from proxy.ledger import Ledger
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
-    """Runs `counterproof ARGS` in an empty folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["counterproof", *args])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    yield command
-    structlog.reset_defaults()  # what a command set up writes to this test's own standard error
-
+from tests.proxy.commandline import Run
 
 PRIMARY = "primary: {base_url: http://127.0.0.1:9/v1}\n"
 
@@ -133,6 +109,16 @@ def test_a_ledger_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     assert err.startswith("counterproof: ledger.path: no/such/folder/l.db: ")
 
 
+def test_a_token_file_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COUNTERPROOF_CONTROL__TOKEN_FILE", "file/token")
+    code, out, err = run("serve", "--primary", "http://127.0.0.1:9/v1", "--port", "0", "--control-port", "0")
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("counterproof: control.token_file: file/token: cannot be written: ")
+    assert {thread.name for thread in threading.enumerate()}.isdisjoint({"ledger"})
+
+
 def test_check_says_that_an_engine_is_away(run: Run) -> None:
     code, out, _err = run(
         "check", "--primary", "http://127.0.0.1:9/v1", "--shadow", "r=http://127.0.0.1:8/v1", "--json"
@@ -221,5 +207,5 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version")[:2] == (0, "counterproof 0.1.0\n")
     code, out, _err = run("--help")
     assert code == 0
-    for command in ("serve", "check", "exchanges", "demo"):
+    for command in ("serve", "check", "exchanges", "mode", "demo"):
         assert command in out

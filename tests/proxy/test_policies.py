@@ -72,6 +72,7 @@ policy:
       on: {unverified: refuse}
       approve: args.command.startsWith("conf")
       approval_timeout: 5m
+      approvers: 1
       compare: {ignore: [/reason], unordered: [/ids], casefold: [/command], tolerance: 0.01}
       repeat: {window: 10m, key: [/device, /command]}
       rules:
@@ -87,7 +88,7 @@ policy:
     assert compiled.agree == 1
     tool = compiled.of("Run-Command")
     assert (tool.risk, tool.on[Word.UNVERIFIED], tool.on[Word.MISMATCH]) == ("high", Action.REFUSE, Action.REFUSE)
-    assert (tool.verify_timeout, tool.approval_timeout) == (10.0, 300.0)
+    assert (tool.verify_timeout, tool.approval_timeout, tool.approvers) == (10.0, 300.0, 1)
     assert tool.compare == ComparePolicy(("/reason",), ("/ids",), ("/command",), Decimal("0.01"))
     assert tool.repeat == RepeatPolicy(600.0, ("/device", "/command"))
     assert [(rule.id, rule.message) for rule in tool.rules] == [("known-interface", "no such interface")]

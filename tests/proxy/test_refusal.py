@@ -256,7 +256,10 @@ def test_texts_about_persons_and_about_what_cannot_be_held() -> None:
     denied = checked(refusal.denied(["send"], ID))
     assert "A person has denied the call of send." in denied
     assert "Do not repeat it unchanged." in denied
-    for text in (pending, crowded, denied):
+    unrecorded = checked(refusal.unrecorded(["send"], ID))
+    assert "The call of send must be recorded before it goes out" in unrecorded
+    assert "The same call may be made again later, unchanged." in unrecorded
+    for text in (pending, crowded, denied, unrecorded):
         assert "Nothing was executed." in text
     assert "could not be checked for tool calls" in checked(refusal.unread(ID))
     assert "larger than can be checked" in checked(refusal.too_large(ID))
@@ -291,6 +294,7 @@ def test_a_refusal_is_short_and_clean_whatever_it_is_about(name: str) -> None:
         refused([call], opinions=[said(*unverified([call], "timeout"))]),
         checked(refusal.pending([call.name], "ap-1", ID)),
         checked(refusal.denied([call.name], ID)),
+        checked(refusal.unrecorded([call.name], ID)),
     ]
     for theirs in (ToolCall(call.name, '{"city": "Rome"}'), SEND):
         both = [said(*judge_calls([call], [theirs], differing=Word.MISMATCH))]

@@ -468,7 +468,7 @@ def test_the_mode_follows_by_itself(tmp_path: Path) -> None:
 
 def test_a_mode_that_was_set_by_other_means_stays_until_the_file_s_own_changes(tmp_path: Path) -> None:
     async def scene(one: Followed) -> None:
-        one.regime.mode = "block"
+        one.regime.switch.set("block", who="someone")
         modes = []
         for count, text in enumerate(("", "mode: off\n"), start=1):
             one.write(text + rules("'false'"))

@@ -465,6 +465,55 @@ def test_a_person_s_yes_is_a_call_like_others() -> None:
     assert repeats(case_of(book, body=b"2"), SEND_OSLO) == [(0, "repeated")]
 
 
+def approved_case(book: Rulebook, *approved: ToolCall) -> Case:
+    """Another request of the conversation, in which a person has approved these calls, and they have not gone out."""
+
+    def is_approved(scope: str, calls: Sequence[ToolCall]) -> bool:
+        return (scope, tuple(calls)) == ("me:1", approved)
+
+    return Case(book, request(), b"2", "me:1", None, is_approved)
+
+
+def test_a_person_s_yes_passes_as_no_repeat_and_is_asked_for_so_that_it_is_used_up() -> None:
+    book = rulebook(**REPEATING)
+    first = case_of(book)
+    first.settle([SEND_OSLO], decided(first, SEND_OSLO), released=True)
+    again = approved_case(book, SEND_OSLO)
+    verdict = decided(again, SEND_OSLO)
+    assert (verdict.action, verdict.findings) == (Action.HOLD, ())
+    assert decided(again, SEND_OSLO, call()).action is Action.REFUSE  # other calls
+    assert decided(case_of(book, body=b"3"), SEND_OSLO).action is Action.REFUSE  # and nobody else's
+
+
+def test_a_person_s_yes_counts_for_what_was_refused_before() -> None:
+    book = rulebook(approve=rule("true"))
+    first = case_of(book)
+    first.settle([SEND_OSLO], decided(first, SEND_OSLO), released=False, denied=True)
+    assert decided(case_of(book, body=b"2"), SEND_OSLO).action is Action.REFUSE
+    assert decided(approved_case(book, SEND_OSLO), SEND_OSLO).action is Action.HOLD
+
+
+def test_a_person_s_yes_counts_for_nothing_but_repeats() -> None:
+    book = rulebook(**REPEATING)
+    first = case_of(book)
+    first.settle([SEND_PARIS], decided(first, SEND_PARIS), released=True)
+    verdict = decided(approved_case(book, SEND_PARIS), SEND_PARIS)
+    assert (verdict.word, verdict.action) == (Word.INVALID, Action.REFUSE)
+
+
+def test_a_repeat_that_a_person_was_asked_about_stays_one() -> None:
+    """It is held for the same reason as before: only so is the answer its own."""
+    book = rulebook(on={"repeat": "hold"}, **REPEATING)
+    first = case_of(book)
+    first.settle([SEND_OSLO], decided(first, SEND_OSLO), released=True)
+    verdict = decided(approved_case(book, SEND_OSLO), SEND_OSLO)
+    assert (verdict.word, verdict.action, verdict.why) == (Word.REPEAT, Action.HOLD, "repeated")
+
+
+def test_a_conversation_s_key_says_nothing_of_whose_it_is() -> None:
+    assert case_of(rulebook(), scope="0123abcd:feed").conversation == "feed"
+
+
 def test_what_is_remembered_outlives_a_new_version_of_the_policy() -> None:
     book = rulebook(**REPEATING)
     first = case_of(book)

@@ -101,6 +101,7 @@ def test_everything_a_tool_does_not_say_comes_from_the_default() -> None:
         compare=ComparePolicy(ignore=("/a",)),
         repeat=RepeatPolicy(5, ("/b",)),
         rules=("r",),
+        approvers=2,
     )
     assert merged(full, "*") == full
     other = merged(
@@ -114,8 +115,10 @@ def test_everything_a_tool_does_not_say_comes_from_the_default() -> None:
         compare=ComparePolicy(),
         repeat=RepeatPolicy(50),
         rules=("s",),
+        approvers=3,
     )
-    assert other == ToolPolicy("x", "high", DEFAULT_ON, 10, "never", 20, ComparePolicy(), RepeatPolicy(50), ("r", "s"))
+    repeat = RepeatPolicy(50)
+    assert other == ToolPolicy("x", "high", DEFAULT_ON, 10, "never", 20, ComparePolicy(), repeat, ("r", "s"), 3)
 
 
 def test_a_policy_can_be_named_with_the_type_of_its_rules() -> None:
@@ -141,6 +144,8 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"verify_timeout": float("nan")}, "verify_timeout"),
     ({"approval_timeout": float("inf")}, "approval_timeout"),
     ({"approval_timeout": -1}, "approval_timeout"),
+    ({"approvers": 0}, "approvers is a number of people from 1 to 10"),
+    ({"approvers": 11}, "approvers is a number of people from 1 to 10"),
     ({"match": ""}, "names no tool"),
     ({"match": "_-_"}, "names no tool"),
     ({"match": "run[_-]command"}, "sets in brackets are not supported"),

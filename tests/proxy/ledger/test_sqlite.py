@@ -251,10 +251,10 @@ def test_a_wrong_file_is_refused_and_left_alone(tmp_path: Path, opened: type[Led
 @pytest.mark.parametrize("opened", [Ledger, LedgerReader])
 def test_a_newer_version_is_refused_and_left_alone(path: Path, opened: type[Ledger] | type[LedgerReader]) -> None:
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=3")
+    connection.execute("PRAGMA user_version=4")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="a ledger of version 3, this program writes 2"):
+    with pytest.raises(LedgerError, match="a ledger of version 4, this program writes 3"):
         opened(path)
     assert path.read_bytes() == before
 

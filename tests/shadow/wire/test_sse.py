@@ -272,6 +272,7 @@ def test_what_a_block_says(block: bytes, payload: bytes | None) -> None:
         (b"\xef\xbb\xbfdata: x\n\n", b"new", b"\xef\xbb\xbfdata: new\n\n"),
         (b"\ndata: x\n\n", b"new", b"\ndata: new\n\n"),
         (b": only a comment\n\n", b"new", b": only a comment\n\n"),
+        (b"event: x\ndata: a", b"b", b"event: x\ndata: b"),  # a stream's last line, which nothing ends
     ],
 )
 def test_a_new_payload_leaves_everything_else_as_it_was(block: bytes, payload: bytes, expected: bytes) -> None:

@@ -1,0 +1,46 @@
+"""`/admin/erasures`: removes a conversation's content from the ledger of a proxy that runs; the audit says so."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.audit import Audit, AuditError
+from proxy.audit.erasing import erase
+from proxy.control.access import require
+from proxy.control.answers import invalid
+from proxy.ledger import Ledger, LedgerError
+
+PATH = "/admin/erasures"
+
+
+class Erasure(BaseModel):
+    """Which conversation, by its key."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    conversation: str = Field(min_length=1, max_length=256)
+
+
+class Erased(BaseModel):
+    """How many exchanges it had."""
+
+    conversation: str
+    exchanges: int
+
+
+def erasure_routes(ledger: Ledger | None, audit: Audit) -> APIRouter:
+    """`POST`, for tokens with the scope `policy`; 503 where it cannot be done or recorded: nothing is erased then."""
+    routes = APIRouter()
+
+    @routes.post(PATH)
+    def _erase(erasure: Erasure, who: Annotated[str, require("policy")]) -> Erased:  # in a thread: it waits for two
+        if ledger is None:
+            raise invalid("no ledger is kept here", 404)
+        try:
+            count = erase(ledger, audit, who, erasure.conversation)
+        except (AuditError, LedgerError) as error:
+            raise invalid(f"{error}: nothing was erased", 503) from None
+        return Erased(conversation=erasure.conversation, exchanges=count)
+
+    return routes

@@ -106,13 +106,23 @@ def _object(text: bytes, start: int, visit: Visit) -> int:
         if member is None:
             raise NotJsonError("a member was expected")
         value = member.end()
-        end = visit(member.group(1)[1:-1], value)
+        end = visit(_name(member.group(1)), value)
         following = _NEXT.match(text, value_end(text, value) if end is None else end)
         if following is None or following.group(1) == b"]":
             raise NotJsonError("a comma or a brace was expected")
         position = following.end()
         if following.group(1) == b"}":
             return position
+
+
+def _name(key: bytes) -> bytes:
+    """A key without its quotes, as every reader has it: escapes can spell one in another way."""
+    if b"\\" not in key:
+        return key[1:-1]
+    try:
+        return msgspec.json.decode(key, type=str).encode("utf-8", "surrogatepass")
+    except msgspec.MsgspecError:
+        return key[1:-1]  # no text: nobody's key
 
 
 def _array(text: bytes, start: int, element: Callable[[int], int]) -> int:
@@ -294,7 +304,7 @@ def set_choices(text: bytes, choices: Mapping[int, bytes]) -> bytes:
     """A JSON object with other elements at some positions of its array `choices`; the rest byte for byte.
 
     Raises:
-        NotJsonError: the text is no JSON object.
+        NotJsonError: the text is no JSON object, or has no such elements.
     """
     edits: list[tuple[int, int, bytes]] = []
     place = -1
@@ -311,6 +321,8 @@ def set_choices(text: bytes, choices: Mapping[int, bytes]) -> bytes:
         return _array(text, value, element) if key == b"choices" and text.startswith(b"[", value) else None
 
     _end_of_text(text, _object(text, _skip_space(text, 0), member))
+    if len(edits) != len(choices):
+        raise NotJsonError("an element to replace was expected")
     return replace(text, edits)
 
 

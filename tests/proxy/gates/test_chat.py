@@ -8,7 +8,7 @@ import pytest
 
 from proxy.cut import Nulls
 from proxy.gate import REST, Signal
-from proxy.gates.chat import ChatGate
+from proxy.gates.chat import ChatGate, ChatWhole
 from proxy.gates.chat_calls import calls_of_whole
 from proxy.gates.chat_writing import with_messages
 from proxy.inject import Removal
@@ -214,3 +214,13 @@ def test_the_last_line_of_a_stream_is_left_as_it_came() -> None:
     line = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}],"prompt_token_ids":[1]}\n'
     gate = ChatGate(removal())
     assert gate.feed(line) + gate.end() == line
+
+
+@pytest.mark.parametrize("key", ["choices", "\\u0063hoices", "cho\\u0069ces"])
+def test_a_whole_answer_is_refused_however_its_keys_are_spelled(key: str) -> None:
+    body = f'{{"{key}":[{{"index":0,"message":{{"tool_calls":[{{"function":{{"name":"wipe"}}}}]}}}}]}}'.encode()
+    whole = ChatWhole(body, body)
+    assert whole.held
+    sent = whole.replaced({0: "no"})
+    assert b"wipe" not in sent
+    assert json.loads(sent)["choices"][0]["message"] == {"role": "assistant", "content": "no"}

@@ -30,7 +30,7 @@ GENERATING = (
 )
 """Routes by which an engine generates, or hands out what it generated, and whose tool calls are not held back."""
 
-_HARMLESS = (
+_HARMLESS = (  # posted to
     "/*/messages/count_tokens",
     "/*/*/render",
     "/*/chat/completions/render",
@@ -53,11 +53,14 @@ class Blocking:
 
     def __init__(self, regime: Regime, approvals: Approvals, record: Record, witness: Witness) -> None:
         self._regime, self._approvals, self._record, self._witness = regime, approvals, record, witness
-        self._generates = Denied(GENERATING, _HARMLESS)
+        self._generates, self._generates_posted = Denied(GENERATING), Denied(GENERATING, _HARMLESS)
 
-    def refuses(self, path: bytes) -> bool:
+    def refuses(self, method: str, path: bytes) -> bool:
         """Whether a raw path, other than that of a dialect that is held, is refused in block mode."""
-        return self._regime.policy.unverifiable_paths == "refuse" and self._generates(path)
+        if self._regime.policy.unverifiable_paths != "refuse":
+            return False
+        # `GET /v1/responses/render` gives a stored response: clients name theirs.
+        return self._generates_posted(path) if method == "POST" else self._generates(path)
 
     def allows(self, built_in: Sequence[str]) -> bool:
         """Whether a request with such tools of the server's own, or such state, can be served in block mode."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from proxy.gate import Gate, Whole
+from proxy.gate import Gate, HeldTooMuchError, Whole
 from proxy.gates.chat import ChatGate, ChatWhole
 from proxy.gates.messages import MessagesGate, MessagesWhole
 from proxy.gates.responses import ResponsesGate, ResponsesWhole
@@ -23,6 +23,16 @@ class Held:
 
     gate: Callable[[Removal | None, bool], Gate]
     whole: Callable[[bytes, bytes, bool], Whole]
+
+    def finds_call(self, raw: bytes, *, allowed: bool) -> bool:
+        """Whether some reader may find a call in these bytes, which are no answer but an error, as a rule."""
+        gate = self.gate(None, allowed)
+        try:
+            gate.feed(raw)
+            gate.end()
+        except HeldTooMuchError:
+            return True
+        return bool(self.whole(raw, raw, allowed).held or gate.undecided())
 
 
 def _passing(allowed: bool) -> frozenset[str]:  # noqa: FBT001  (passed on)

@@ -17,6 +17,7 @@ from proxy import http
 from proxy.block import Holding
 from proxy.blocking import UNVERIFIABLE, Answering, Blocking
 from proxy.dialects import HELD
+from proxy.gates.stored import WITHHELD, Withheld, response_id, stored_id
 from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal, plan
@@ -46,6 +47,9 @@ _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 _READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its head is not waited for
+_SEEN_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1"})  # in which calls are written alike
+_HEAD = 64 * 1024  # of an answer, in which it says what it is called
+_WITHHELD_S = 30 * 86400.0
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -68,6 +72,7 @@ class Forwarder:
         self._routes = routes
         self._compares = any(upstream.mirror.references for upstream in routes.all)
         self._metrics, self._regime, self._blocking = metrics, regime, blocking
+        self._withheld = Withheld(time.monotonic, _WITHHELD_S)
         self._pool = Pool()
         self._tasks = Tasks("door")
         self._guards = Guards(self._tasks)
@@ -104,6 +109,8 @@ class Forwarder:
             return http.NO_KEY
         if self._denied(scope["raw_path"]):
             return http.PATH_DENIED
+        if self._withheld and self._withheld.knows(stored_id(scope["path"])):
+            return WITHHELD
         if http.length(heads) > self._most:
             return http.TOO_LARGE
         return http.BUSY if self.in_flight > self._listen.max_in_flight else None
@@ -113,8 +120,8 @@ class Forwarder:
         guard = Guard(passage, upload)
         try:
             await self._read(passage, upload)
-            if passage.mode == "block" and self._unverifiable(passage):
-                await self._refuse(passage, UNVERIFIABLE, send)
+            if refusal := self._unserved(passage):
+                await self._refuse(passage, refusal, send)
                 return
             self._guards.begin(guard, passage.to.read_timeout)
             await self._answer(passage, send)
@@ -137,6 +144,12 @@ class Forwarder:
             if passage.holding is not None:
                 await passage.holding.close()
 
+    def _unserved(self, passage: Passage) -> Refusal | None:
+        """Why a request is not passed on, now that it was read."""
+        if passage.refused:
+            return WITHHELD
+        return UNVERIFIABLE if passage.mode == "block" and self._unverifiable(passage) else None
+
     def _unverifiable(self, passage: Passage) -> bool:
         """Whether a request's answer might bring calls that nobody would hold back."""
         scope = passage.scope
@@ -144,7 +157,7 @@ class Forwarder:
             return False
         if scope["method"] == "POST" and (dialect := DIALECTS.get(scope["path"])) is not None:
             return dialect in HELD and self._blocking.refuses_unread
-        return self._blocking.refuses(scope["raw_path"])
+        return self._blocking.refuses(scope["method"], scope["raw_path"])
 
     # --- the request ------------------------------------------------------------------------------------------
 
@@ -173,6 +186,8 @@ class Forwarder:
 
     def _can_wait(self, passage: Passage) -> bool:
         """Whether a request can be read once it is answered: nothing could be put in now, and nothing is held."""
+        if self._withheld:
+            return False
         return not self._routes.by_model and passage.mode != "block" and not passage.to.mirror.ready
 
     def _understand(self, passage: Passage, dialect: Dialect) -> None:
@@ -207,6 +222,7 @@ class Forwarder:
         mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         passage.sampled = mirror.wants(request, passage.conversation)
+        passage.refused = bool(self._withheld) and self._builds_on_withheld(request)
         passage.built_in = built_in = dialects.built_in(request)
         for kind in built_in:
             self._metrics.built_in(request.dialect.value, kind)
@@ -221,6 +237,10 @@ class Forwarder:
             k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
             passage.injection = plan(request, body, level, k, room=_MAX_EDITED, longest=longest)
 
+    def _builds_on_withheld(self, request: Request) -> bool:
+        before = (request.sent or {}).get("previous_response_id")
+        return isinstance(before, str) and self._withheld.knows(before)
+
     def _case(self, passage: Passage, request: Request) -> Case:
         body = passage.body if isinstance(passage.body, bytes) else b""
         return self._blocking.case(request, body, passage.to.mirror, passage.conversation, passage.heads)
@@ -230,8 +250,10 @@ class Forwarder:
     async def _answer(self, passage: Passage, send: Send) -> None:
         response = await self._ask(passage)
         try:
-            if passage.holding is not None and response.status < 300:
+            if passage.holding is not None:
                 await self._relay_held(passage, response, passage.holding, send)
+                if passage.holding.acted and passage.holding.case.request.dialect is Dialect.RESPONSES:
+                    self._withheld.refused(response_id(passage.head, stream=passage.sse))
                 return
             whole = None
             if passage.injection is not None and not passage.sse:
@@ -337,8 +359,9 @@ class Forwarder:
         self, passage: Passage, response: aiohttp.ClientResponse, holding: Holding, send: Send
     ) -> None:
         """An answer in block mode: through its gate, or as a whole once it is judged."""
-        injection, encoded, held = passage.injection, _encoded(response), HELD[holding.case.request.dialect]
-        built_in = bool(passage.built_in)
+        injection, held = passage.injection, HELD[holding.case.request.dialect]
+        built_in, failed = bool(passage.built_in), response.status >= 300
+        unread = _encoded(response) or _is_other_text(response)
         passage.answered_by = response.status
 
         async def start(length: int | None) -> None:
@@ -352,14 +375,18 @@ class Forwarder:
             await _in_dialect(passage, refused).answer(send, passage.id, b"block", holding.acted)
 
         out = Answering(send, start, refuse)
-        if passage.sse and not encoded:
+        if passage.sse and not unread and not failed:
             removal = Removal(injection.nulls) if injection else None
             await holding.stream(functools.partial(self._next, passage, response), held.gate(removal, built_in), out)
         else:
             result: bytes | Refusal
             try:
                 raw, body = await self._whole_body(passage, response, injection)
-                result = await holding.whole(None if encoded else held.whole(raw, body, built_in), body)
+                if failed and not (raw and unread) and not held.finds_call(raw, allowed=built_in):
+                    result = body
+                else:
+                    whole = None if failed or unread else held.whole(raw, body, built_in)
+                    result = await holding.whole(whole, body)
             except _OutgrownError:
                 result = holding.refuse_size()
             if isinstance(result, Refusal):
@@ -380,6 +407,8 @@ class Forwarder:
             if passage.first_byte is None:
                 passage.first_byte = now
             passage.last = chunk
+            if len(passage.head) < _HEAD and passage.holding is not None:
+                passage.head += chunk
             if passage.copy is not None:
                 passage.copied += len(chunk)
                 passage.copy.append(chunk)
@@ -445,6 +474,7 @@ class Forwarder:
             if passage.later is not None:
                 self._understand(passage, passage.later)
             self._count(passage, now)
+            self._cover(passage)
             if passage.answered and passage.unread:
                 passage.to.mirror.skip("too_large")
             elif passage.answered and passage.request is not None:
@@ -455,6 +485,19 @@ class Forwarder:
     def _captured(self, passage: Passage, request: Request) -> Capture:
         case = passage.holding.case if passage.holding else self._case(passage, request)
         return capture(passage, request, case)
+
+    def _cover(self, passage: Passage) -> None:
+        """Counts who looks at the calls of this request's answer, if its path has any."""
+        dialect = DIALECTS.get(passage.scope["path"])
+        if dialect is None or passage.scope["method"] != "POST":
+            return
+        if passage.holding is not None:
+            coverage = "held"
+        elif passage.request is not None:
+            coverage = "mirrored" if passage.sampled else "sampled_out"
+        else:
+            coverage = "off" if passage.mode == "off" else "unread"
+        self._metrics.covered(dialect.value, coverage)
 
     def _count(self, passage: Passage, now: float) -> None:
         self._metrics.request(
@@ -483,3 +526,8 @@ def _in_dialect(passage: Passage, refusal: Refusal) -> Refusal:
 
 def _encoded(response: aiohttp.ClientResponse) -> bool:
     return response.headers.get("content-encoding", "identity") != "identity"
+
+
+def _is_other_text(response: aiohttp.ClientResponse) -> bool:
+    """Whether a reader that believes the answer's own word about its characters sees others than are seen here."""
+    return (response.charset or "utf-8").lower() not in _SEEN_CHARSETS

@@ -58,6 +58,12 @@ class Metrics:
             ["dialect", "model", "code", "stream"],
         )
         registry.register(self._requests)
+        self._coverage = Counts(
+            "counterproof_coverage",
+            "Requests of a dialect by who looks at their calls: held (block mode), mirrored, sampled_out, unread, off.",
+            ["dialect", "coverage"],
+        )
+        registry.register(self._coverage)
         self._upstream = Times(
             "counterproof_upstream_seconds", "Time spent waiting for the primary.", "dialect", _SECONDS
         )
@@ -209,6 +215,10 @@ class Metrics:
         self._overhead.observe(dialect, max(0.0, total - upstream))
         if first_byte is not None:
             self._first_byte.observe(dialect, first_byte)
+
+    def covered(self, dialect: str, coverage: str) -> None:
+        """One request of a dialect, and who looks at its calls."""
+        self._coverage.add(dialect, coverage)
 
     def built_in(self, dialect: str, kind: str) -> None:
         """A request has a tool that the server runs by itself, or state that it keeps."""

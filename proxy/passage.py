@@ -37,6 +37,8 @@ class Passage:
     body: Body = None
     request: Request | None = None
     later: Dialect | None = None
+    refused: bool = False
+    head: bytes = b""
     built_in: list[str] = field(default_factory=list)
     injection: Injection | None = None
     conversation: str = ""

@@ -47,6 +47,7 @@ collective calls, development routes."""
 _MOST_PASSES = 5  # decodings; a path that is still encoded then is no honest one
 _REMEMBERED_LENGTH = 256  # longer paths are looked at anew each time, so that the memory of answers stays small
 _PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
+_PARAMETERS = re.compile("[;?#]")  # the last two where a server decodes first, and then looks for a query
 
 
 def segments(path: bytes) -> tuple[str, ...] | None:
@@ -59,7 +60,7 @@ def segments(path: bytes) -> tuple[str, ...] | None:
         return None
     plain: list[str] = []
     for segment in path.decode("latin-1").lower().replace("\\", "/").split("/"):
-        name = "".join(char for char in segment.partition(";")[0] if char.isprintable()).strip()
+        name = "".join(char for char in _PARAMETERS.split(segment, 1)[0] if char.isprintable()).strip()
         if name == "..":
             if not plain:
                 return None

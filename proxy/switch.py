@@ -122,11 +122,22 @@ class Switch:
     def _modes(self, model: str | None) -> tuple[dict[str, Mode], Mode]:
         """By tool, where one has a mode of its own with this model, and for all others."""
         self.expire()
+        if model == "":
+            return self._modes_of_any()
         for_others = self._of((model, None), (None, None))
         if not self._tools:
             return {}, for_others
         tools = {tool for at, tool in self._settings if tool is not None and at in {None, model}}
         return {tool: self._of((model, tool), (None, tool)) for tool in tools}, for_others
+
+    def _modes_of_any(self) -> tuple[dict[str, Mode], Mode]:
+        """As `_modes` for a request that names no model: its server takes one, and that may be any of those named."""
+        named = {model for model, _tool in self._settings if model} | {None}
+        found = [self._modes(model) for model in named]
+        tools = {tool for modes, _for_others in found for tool in modes}
+        by_tool = {tool: [modes.get(tool, for_others) for modes, for_others in found] for tool in tools}
+        for_others = max((for_others for _modes, for_others in found), key=MODES.index)
+        return {tool: max(modes, key=MODES.index) for tool, modes in by_tool.items()}, for_others
 
     def strongest(self) -> Mode:
         """The strongest mode that anything may be in now, for whoever knows neither model nor tools yet."""

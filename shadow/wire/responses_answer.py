@@ -113,17 +113,21 @@ class Item:
 
 
 class ResponseReader:
-    """Takes the events of one stream in any order they come, or one whole response."""
+    """Takes the events of one stream in any order they come, or one whole response.
+
+    `conflict` says that a call was told in two ways, so that two clients may execute two calls.
+    """
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.ended = False
+        self.ended = self.conflict = False
         self._answer = Answer()
         self._choice = Choice(0)
         self._lead: str | None = None
+        self._touched: Item | None = None
         self._ids: dict[str, Item] = {}
         self._indices: dict[int, Item] = {}
-        self._begun = self._conflict = False
+        self._begun = False
 
     @classmethod
     def of_stream(cls) -> "ResponseReader":
@@ -136,11 +140,6 @@ class ResponseReader:
         reader = cls()
         reader.take_whole(read_object(body))
         return reader.result()
-
-    @property
-    def conflict(self) -> bool:
-        """Whether a call was told in two ways, so that two clients may execute two calls."""
-        return self._conflict or any(item.kind in CALLS and item.two_readings for item in self.items)
 
     @property
     def spoke(self) -> bool:
@@ -187,6 +186,9 @@ class ResponseReader:
             self._arguments(event, *_ARGUMENTS[name], done=what == "done")
         elif kind == "error" or event.get("error") is not None:
             self._answer.problem = "error"
+        if self._touched is not None:  # only this item: what is read again for each event must not grow with all
+            self._doubt(self._touched)
+            self._touched = None
 
     def choice(self) -> Choice:
         """The answer's one choice as it stands."""
@@ -234,6 +236,7 @@ class ResponseReader:
         if by_id and by_index and by_id is not by_index:
             self._clash(by_index, kind)
         self._bind(item, own, index)
+        self._touched = item
         return item
 
     def _new(self, kind: str) -> Item:
@@ -245,7 +248,10 @@ class ResponseReader:
     def _clash(self, item: Item, kind: str) -> None:
         """One item is told as two, or two as one: it matters where one of them is a call."""
         item.odd = True
-        self._conflict = self._conflict or kind in CALLS or item.kind in CALLS
+        self.conflict = self.conflict or kind in CALLS or item.kind in CALLS
+
+    def _doubt(self, item: Item) -> None:
+        self.conflict = self.conflict or (item.kind in CALLS and item.two_readings)
 
     def _bind(self, item: Item, own: str | None, index: int | None) -> None:
         if own is not None:
@@ -341,7 +347,7 @@ class ResponseReader:
         told = [self._final_item(place, value) for place, value in _items_of(response)]
         calls = [item for item in told if item.kind in CALLS]
         if known and calls and sorted(map(id, known)) != sorted(map(id, calls)):
-            self._conflict = True
+            self.conflict = True
         if (ids := token_ids(response)) is not None:
             self._choice.prompt_ids, self._choice.token_ids = ids
         self._finish(response)
@@ -355,6 +361,7 @@ class ResponseReader:
         self._take(item, value, done=True)
         item.id = item.id or (own if isinstance(own, str) else None)
         item.closed = True
+        self._doubt(item)
         return item
 
     def _finish(self, response: dict[str, Any]) -> None:

@@ -252,7 +252,7 @@ class Request:
     @property
     def tells_tokens(self) -> bool:
         """Whether this dialect's answers can tell token ids and logprobs as they come."""
-        return self.sent is None
+        return self.dialect in {Dialect.CHAT, Dialect.COMPLETIONS}
 
     @property
     def hides_reasoning(self) -> bool:

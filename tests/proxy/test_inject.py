@@ -9,6 +9,8 @@ from proxy.cut import Nulls
 from proxy.inject import Injection, Level, Removal, plan
 from shadow.exchange import Dialect, Request
 
+TOKEN_DIALECTS = [Dialect.CHAT, Dialect.COMPLETIONS]
+
 NONE: frozenset[bytes] = frozenset()
 IDS = {"return_token_ids": True}
 CHAT_LOGPROBS = {"logprobs": True, "top_logprobs": 5, "return_tokens_as_token_ids": True}
@@ -29,7 +31,7 @@ def added(injection: Injection | None, body: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sent.items() if key not in body or body[key] != value}
 
 
-@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("dialect", TOKEN_DIALECTS)
 @pytest.mark.parametrize(
     "body",
     [
@@ -174,7 +176,7 @@ FIELDS = st.sampled_from(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(FIELDS, VALUES, max_size=5), st.sampled_from(list(Dialect)), st.sampled_from(list(Level)))
+@given(st.dictionaries(FIELDS, VALUES, max_size=5), st.sampled_from(TOKEN_DIALECTS), st.sampled_from(list(Level)))
 def test_nothing_but_our_fields_is_ever_touched(body: dict[str, Any], dialect: Dialect, level: Level) -> None:
     injection = planned(dialect, level, **body)
     if injection is None:
@@ -223,3 +225,9 @@ def test_what_was_injected_is_cut_out_of_a_stream_cut_at_every_byte(end: bytes, 
         assert removal.feed(stream[:cut]) + removal.feed(stream[cut:]) + removal.rest == plain, cut
     removal = Removal(DROPPING)
     assert b"".join(removal.feed(stream[i : i + 1]) for i in range(len(stream))) + removal.rest == plain
+
+
+@pytest.mark.parametrize("dialect", [Dialect.RESPONSES, Dialect.MESSAGES])
+def test_nothing_is_put_into_what_tells_no_tokens(dialect: Dialect) -> None:
+    body: dict[str, Any] = {"model": "m", "messages": []}
+    assert plan(Request(dialect, body, body), json.dumps(body).encode(), Level.FULL, 5) is None

@@ -34,6 +34,7 @@ PASSED = {
     },
     Dialect.COMPLETIONS: PASSED_BOTH | {"prompt", "suffix"},
 }  # fmt: skip
+PASSED |= dict.fromkeys((Dialect.RESPONSES, Dialect.MESSAGES), PASSED[Dialect.CHAT])  # as chat requests, for warming
 SET = {
     "temperature", "top_p", "top_k", "min_p", "n", "model", "stream", "return_token_ids",
     "return_tokens_as_token_ids", "logprobs",

@@ -218,7 +218,7 @@ def test_what_is_not_an_object_is_garbage(payload: bytes) -> None:
         {"choices": [{"logprobs": {"content": [{"top_logprobs": [None, {"token": []}]}]}, "token_ids": [1]}]},
     ],
 )
-@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.COMPLETIONS])
 def test_odd_shapes_are_read_without_raising(body: Any, dialect: Dialect) -> None:
     for stream in (False, True):
         text = json.dumps(body).encode()
@@ -264,7 +264,7 @@ JUNK = st.recursive(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(JUNK, max_size=3), st.sampled_from(list(Dialect)), st.booleans())
+@given(st.lists(JUNK, max_size=3), st.sampled_from([Dialect.CHAT, Dialect.COMPLETIONS]), st.booleans())
 def test_reading_never_raises(choices: list[Any], dialect: Dialect, stream: bool) -> None:  # noqa: FBT001
     text = json.dumps({"choices": choices}).encode()
     body = b"data: " + text + b"\n\n" if stream else text

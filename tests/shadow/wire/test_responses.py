@@ -216,7 +216,7 @@ _JSON = st.recursive(
 _OBJECTS = st.dictionaries(_WORDS, _JSON, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(_OBJECTS)
 def test_any_request_at_all(body: dict[str, Any]) -> None:
     request = Request(Dialect.CHAT, as_chat(body))

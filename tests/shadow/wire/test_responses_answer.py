@@ -337,7 +337,7 @@ _JSON = st.recursive(
 _OBJECTS = st.dictionaries(_WORDS, _JSON, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_OBJECTS.flatmap(lambda o: _KINDS.map(lambda kind: o | {"type": kind})), max_size=6))
 def test_any_events_at_all(events: list[dict[str, Any]]) -> None:
     reader = ResponseReader.of_stream()

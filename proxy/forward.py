@@ -215,7 +215,10 @@ class Forwarder:
         header = self._conversation_header
         named = passage.heads.get(header) if header else None
         passage.to = self._routes.pick(request.model)
-        passage.mode = self._regime.switch.mode_for(request.model)
+        if passage.later is None:
+            passage.mode = self._regime.switch.mode_for(request.model)
+        elif self._regime.switch.mode_for(request.model) == "off":
+            return
         if passage.mode == "off":
             return
         passage.request = request

@@ -147,3 +147,24 @@ def test_what_a_response_is_called(head: bytes, stream: bool, expected: str) -> 
 )
 def test_which_stored_response_a_path_names(path: str, expected: str) -> None:
     assert stored_id(path) == expected
+
+
+def test_what_is_read_after_its_answer_keeps_the_mode_it_began_with(tmp_path: Path) -> None:
+    """No shadow can be asked, so nothing is put in, and the request is read once it is answered."""
+
+    async def main() -> None:
+        async with StandIn([PARIS], prefill_s=0.3) as engine:
+            async with proxy(tmp_path, engine, policy=REFUSING) as door:
+                async with asyncio.TaskGroup() as group:
+                    asking = group.create_task(door.chat(asked(stream=True)), name="ask")
+                    await asyncio.sleep(0.1)
+                    door.service.regime.switch.set("block", who="me")
+                _, body, response = asking.result()
+                assert read(body, stream=True).calls
+                assert response.headers["x-counterproof-mode"] == "observe"
+                async with asyncio.timeout(10):
+                    while not await door.metric("counterproof_gate_total", action="would_refuse"):
+                        await asyncio.sleep(0.02)
+                assert await door.metric("counterproof_coverage_total", coverage="mirrored") == 1
+
+    asyncio.run(main())

@@ -26,13 +26,15 @@ class Held:
 
     def finds_call(self, raw: bytes, *, allowed: bool) -> bool:
         """Whether some reader may find a call in these bytes, which are no answer but an error, as a rule."""
+        if (held := self.whole(raw, raw, allowed).held) is not None:
+            return bool(held)
         gate = self.gate(None, allowed)
         try:
             gate.feed(raw)
             gate.end()
         except HeldTooMuchError:
             return True
-        return bool(self.whole(raw, raw, allowed).held or gate.undecided())
+        return bool(gate.undecided())
 
 
 def _passing(allowed: bool) -> frozenset[str]:  # noqa: FBT001  (passed on)

@@ -232,6 +232,7 @@ class Forwarder:
         held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(built_in)
         if held:
             passage.holding = self._blocking.begin(passage.id, self._case(passage, request), mirror)
+            passage.names_itself = request.dialect is Dialect.RESPONSES
         if passage.later is not None or not (passage.sampled or held):
             return
         passage.copy = [] if passage.sampled else None
@@ -410,7 +411,7 @@ class Forwarder:
             if passage.first_byte is None:
                 passage.first_byte = now
             passage.last = chunk
-            if len(passage.head) < _HEAD and passage.holding is not None:
+            if passage.names_itself and len(passage.head) < _HEAD:
                 passage.head += chunk
             if passage.copy is not None:
                 passage.copied += len(chunk)

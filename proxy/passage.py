@@ -21,7 +21,7 @@ class Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
 
     `request` is None where it is not understood, `unread` says that it was too large for that, `later` that it is read
-    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why.
+    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `head` is the beginning of an answer that `names_itself`.
     """
 
     scope: Scope
@@ -38,6 +38,7 @@ class Passage:
     request: Request | None = None
     later: Dialect | None = None
     refused: bool = False
+    names_itself: bool = False
     head: bytes = b""
     built_in: list[str] = field(default_factory=list)
     injection: Injection | None = None

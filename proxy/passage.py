@@ -21,7 +21,8 @@ class Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
 
     `request` is None where it is not understood, `unread` says that it was too large for that, `later` that it is read
-    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `head` is the beginning of an answer that `names_itself`.
+    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `head` is the
+    beginning of an answer that `names_itself`.
     """
 
     scope: Scope

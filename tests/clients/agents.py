@@ -10,6 +10,25 @@ from typing import IO, Any, Self
 
 from proxy.demo.building import clean_environment
 
+CHAT = {
+    "openai": ("openai_sdk.py",),
+    "langgraph": ("langgraph_agent.py",),
+    "openai-agents": ("openai_agents.py", "chat"),
+    "pydantic-ai": ("pydantic_ai_agent.py",),
+    "ai": ("ai_sdk.mjs", "openai-compatible"),
+}
+RESPONSES = {
+    "openai-responses": ("openai_responses.py",),
+    "openai-agents-responses": ("openai_agents.py", "responses"),
+    "ai-openai": ("ai_sdk.mjs", "openai"),
+}
+MESSAGES = {
+    "anthropic": ("anthropic_sdk.py",),
+    "anthropic-tool-runner": ("anthropic_tool_runner.py",),
+    "ai-anthropic": ("ai_sdk.mjs", "anthropic"),
+}
+"""The clients of each dialect by their names here: a driver, and what it is told on its command line."""
+
 # A client that hangs is ended and the test told; the slowest run, on real engines, takes a few seconds.
 _ANSWER_S = 300.0
 

@@ -15,7 +15,7 @@ from proxy.demo.building import Report, _building, _Run, cache_dir
 
 HERE = Path(__file__).parent
 _PINS = (HERE / "requirements.txt", HERE / "npm" / "package.json", HERE / "npm" / "package-lock.json")
-_IMPORT_CHECK = "import agents, langchain_openai, langgraph.graph, openai, pydantic_ai.models.openai"
+_IMPORT_CHECK = "import agents, anthropic, langchain_openai, langgraph.graph, openai, pydantic_ai.models.openai"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ DENIED = Denied(ADMINISTRATIVE)
         lambda p: b"".join(b"%%25%02X" % char for char in p),
         lambda p: b"/" + b"".join(b"%%2525%02x" % char for char in p[1:]),
         lambda p: p + b";v=1",
+        lambda p: p + b"%3fv=1",
+        lambda p: p + b"%23part",
         lambda p: p + b"%00",
         lambda p: p + b"%20",
         lambda p: p + b"/anything",

@@ -95,12 +95,26 @@ def test_a_tool_is_named_without_regard_to_case_and_separators(name: str) -> Non
     assert [(setting.mode, setting.tool) for setting in stage.switch.settings()] == [("off", name)]
 
 
-@pytest.mark.parametrize("name", ["M", "m ", "mm", "", "m*", None])
+@pytest.mark.parametrize("name", ["M", "m ", "mm", "m*", None])
 def test_a_model_is_named_exactly(name: str | None) -> None:
     stage = Stage()
     stage.set("block", model="m")
     assert stage.switch.mode_for(name) == "observe"
     assert stage.switch.mode_for("m") == "block"
+
+
+def test_a_request_that_names_no_model_may_be_for_any_that_is_named() -> None:
+    stage = Stage()
+    stage.set("block", model="m", tool="t")
+    stage.set("block", model="n")
+    stage.set("off", model="n", tool="u")
+    assert stage.switch.mode_for("") == "block"
+    assert stage.switch.mode_of_tool("", "t") == "block"
+    assert stage.switch.mode_of_tool("", "u") == "observe"  # of any but n's
+    stage.set("off")
+    stage.set("observe", model="n")
+    assert stage.switch.mode_of_tool("", "t") == "block"
+    assert stage.switch.mode_of_tool("", "other") == "observe"
 
 
 def test_no_name_is_a_pattern() -> None:

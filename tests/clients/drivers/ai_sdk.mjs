@@ -1,4 +1,6 @@
-// The AI SDK with its provider for OpenAI-compatible servers: one question as a JSON line in, what it gave as one out.
+// The AI SDK with the provider that the command line names: one question as a JSON line in, what it gave as one out.
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { createInterface } from "node:readline";
@@ -7,10 +9,16 @@ import { z } from "zod";
 const STATUS = { r1: "r1 is up for 4 days", r2: "r2 is down" };
 const TURNS = 4; // a client that loops ends here
 
+const PROVIDERS = {
+  "openai-compatible": (at) => createOpenAICompatible({ ...at, name: "proxy", includeUsage: true }),
+  openai: (at) => createOpenAI(at), // speaks the Responses API
+  anthropic: (at) => createAnthropic(at),
+};
+
 const inputSchema = z.object({ device: z.enum(["r1", "r2"]) });
 
 function request(asked, ran) {
-  const provider = createOpenAICompatible({ name: "proxy", baseURL: asked.base_url, apiKey: "none", includeUsage: true });
+  const provider = PROVIDERS[process.argv[2]]({ baseURL: asked.base_url, apiKey: "none" });
   const readStatus = ({ device }) => (ran.push("read_status"), STATUS[device]);
   const deleteDevice = ({ device }) => (ran.push("delete_device"), `${device} is deleted`);
   const choice =

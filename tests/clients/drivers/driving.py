@@ -18,6 +18,14 @@ Device = Literal["r1", "r2"]
 STATUS = {"r1": "r1 is up for 4 days", "r2": "r2 is down"}
 TURNS = 4  # a client that loops ends here
 MAX_TOKENS = 64
+DESCRIPTIONS = {"read_status": "Reads a device's status.", "delete_device": "Deletes a device."}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"device": {"type": "string", "enum": ["r1", "r2"]}},
+    "required": ["device"],
+    "additionalProperties": False,
+}
+"""Of both tools, for the clients that take a schema."""
 
 
 @dataclass
@@ -49,6 +57,10 @@ class Asked:
         """The second tool."""
         self.ran.append("delete_device")
         return f"{device} is deleted"
+
+    def run(self, tool: str, arguments: dict[str, str]) -> str:
+        """Runs a tool by its name, for the clients that leave that to their user."""
+        return {"read_status": self.read_status, "delete_device": self.delete_device}[tool](**arguments)
 
 
 def answer(play: Callable[[Asked], Awaitable[str]]) -> None:

@@ -1,10 +1,13 @@
-"""The OpenAI Agents SDK with its chat completions model."""
+"""The OpenAI Agents SDK with one of its models, which is named on the command line: "chat" or "responses"."""
+
+import sys
 
 from agents import (
     Agent,
     AsyncOpenAI,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -12,6 +15,8 @@ from agents import (
 from driving import MAX_TOKENS, TURNS, Asked, Device, answer
 
 set_tracing_disabled(disabled=True)  # it would send traces to its maker
+
+_MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 
 
 def _agent(asked: Asked, client: AsyncOpenAI) -> Agent:
@@ -28,7 +33,7 @@ def _agent(asked: Asked, client: AsyncOpenAI) -> Agent:
 
     return Agent(
         name="operator",
-        model=OpenAIChatCompletionsModel(model=asked.model, openai_client=client),
+        model=_MODELS[sys.argv[1]](model=asked.model, openai_client=client),
         # The choice holds for the first request: the agent resets it once a tool has run.
         model_settings=ModelSettings(tool_choice=asked.tool_choice, temperature=0, max_tokens=MAX_TOKENS),
         tools=[read_status, delete_device],

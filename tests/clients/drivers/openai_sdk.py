@@ -1,24 +1,18 @@
-"""The official client: an agent's loop by hand."""
+"""The official client's chat completions: an agent's loop by hand."""
 
 import json
 from typing import Any
 
 import openai
-from driving import MAX_TOKENS, TURNS, Asked, answer
+from driving import DESCRIPTIONS, MAX_TOKENS, PARAMETERS, TURNS, Asked, answer
 
-
-def _tool(name: str, description: str) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": {"device": {"type": "string", "enum": ["r1", "r2"]}},
-        "required": ["device"],
-        "additionalProperties": False,
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": PARAMETERS, "strict": True},
     }
-    function = {"name": name, "description": description, "parameters": parameters, "strict": True}
-    return {"type": "function", "function": function}
-
-
-_TOOLS = [_tool("read_status", "Reads a device's status."), _tool("delete_device", "Deletes a device.")]
+    for name, description in DESCRIPTIONS.items()
+]
 
 
 async def _play(asked: Asked) -> str:
@@ -32,7 +26,7 @@ async def _play(asked: Asked) -> str:
                 return str(message.content)
             messages.append(message)
             for call in message.tool_calls:
-                result = getattr(asked, call.function.name)(**json.loads(call.function.arguments))
+                result = asked.run(call.function.name, json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     raise RuntimeError(f"still calling tools after {TURNS} turns")
 

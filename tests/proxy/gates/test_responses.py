@@ -127,6 +127,7 @@ def test_there_are_streams_of_many_kinds() -> None:
 @every
 def test_a_refused_stream_keeps_its_calls(stream: Stream) -> None:
     check_refused(stream, through([stream.body]))
+    check_refused(stream, through(stream.body[i : i + 999] for i in range(0, len(stream.body), 999)))
 
 
 @every
@@ -153,7 +154,7 @@ def test_what_is_held_is_judged_or_unread(stream: Stream) -> None:
         assert ((Signal.CLOSED, 0) in driver.signals) == bool(stream.calls)
 
 
-@every
+@pytest.mark.parametrize("stream", SHORT, ids=[stream.name for stream in SHORT])
 def test_a_stream_that_comes_byte_by_byte(stream: Stream) -> None:
     pieces = [stream.body[i : i + 1] for i in range(len(stream.body))]
     check_refused(stream, through(pieces))
@@ -424,7 +425,7 @@ _EVENTS = st.dictionaries(_WORDS, _JSON, max_size=5).flatmap(
 _BLOCKS = _EVENTS.map(lambda e: b"data: " + dumps(e) + b"\n\n") | st.binary(max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_BLOCKS, max_size=6), st.randoms(use_true_random=False))
 def test_anything_at_all(blocks: list[bytes], chance: random.Random) -> None:
     """Never raises; released, all goes out; refused, no event of a call does."""
@@ -449,7 +450,7 @@ def _payloads(body: bytes) -> list[bytes]:
     return [payload for block in sse.Splitter().feed(body) if (payload := sse.data_of(block)) is not None]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(SHORT), st.randoms(use_true_random=False))
 def test_events_in_any_order(stream: Stream, chance: random.Random) -> None:
     """Whatever order they come in, and however often: no piece of a call goes out."""

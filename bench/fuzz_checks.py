@@ -10,7 +10,7 @@ import orjson
 
 from bench.fuzz_streams import pieces_of
 from shadow.exchange import Answer, Dialect
-from shadow.wire import answers, sse
+from shadow.wire import answers, dialects, sse
 from shadow.wire.answers import AnswerReader
 from validators import ToolCall
 
@@ -72,7 +72,7 @@ def assembling(body: bytes) -> None:
     """Any stream is read without raising, and to the same calls however it is cut, framed or told in smaller deltas."""
     chance = random.Random(body)
     for dialect, stream in itertools.product(Dialect, (True, False)):
-        answers.read(dialect, body, stream=stream)
+        dialects.read(dialect, body, stream=stream)
     answer = told(answers.read(Dialect.CHAT, body, stream=True))
     _must(_size(answer) <= _GROWTH * len(body), "more is told than was sent")
     splitter = sse.Splitter()

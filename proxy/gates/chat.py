@@ -200,12 +200,13 @@ class ChatGate:
     def _rest(self, rest: bytes) -> bytes:
         """What no blank line ended: no event, but some readers take it for one. Half of one is good for nobody."""
         payload = sse.data_of(rest)
-        if payload is None and not may_hold_call(rest):
+        suspect = may_hold_call(rest) or not sse.is_text(rest)
+        if payload is None and not suspect:
             return self._beside(rest)
         if payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None):
             self._removal = None  # observe mode leaves it as it came, too
             return self._block(rest)
-        return self._keep_unread(rest) if self.waiting or may_hold_call(rest) else b""
+        return self._keep_unread(rest) if self.waiting or suspect else b""
 
     def drop(self) -> None:
         """The primary failed: nothing that is held goes out any more."""
@@ -270,7 +271,7 @@ class ChatGate:
         payload = sse.data_of(block)
         suspect = may_hold_call(block)
         if payload is None:  # a comment, or a lone field
-            return self._keep_unread(client) if suspect else self._beside(client)
+            return self._keep_unread(client) if suspect or not sse.is_text(block) else self._beside(client)
         if payload.strip() == sse.DONE:
             self._catch_up()
             self._reader.done()
@@ -293,7 +294,9 @@ class ChatGate:
             self.drop()
             return self.flush() + client
         if not choices:
-            return self._tail(client)
+            usual = raw == [] or isinstance(value.get("usage"), dict)
+            # Behind what could not be read, no event of an unknown kind is taken for the stream's end.
+            return self._tail(client) if usual or REST not in self._states else self._keep_unread(client)
         owners = [0 if choice.get("index") is None else choice["index"] for choice in choices]
         if raw != choices or not all(type(owner) is int and owner >= 0 for owner in owners):
             return self._keep_unread(client)

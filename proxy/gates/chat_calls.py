@@ -7,12 +7,14 @@ from typing import Any
 from shadow.wire import answers
 
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
+_FOREIGN = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "function_call", "custom_tool_call", "mcp_call"})
+"""The types of what is a call in another dialect: no chat answer has one, and some reader may know it."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def may_hold_call(text: bytes) -> bool:
     r"""Whether some reader may find a call in a JSON text: only a \u escape can spell such a key in another way."""
-    return b"tool_calls" in text or b"function_call" in text or b"\\u" in text
+    return b"tool_" in text or b"function_call" in text or b"mcp_call" in text or b"\\u" in text
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -58,6 +60,8 @@ def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str |
         for key, child in value:
             if key in _CALL_KEYS and child not in _NOTHING:
                 yield (*path, key)
+            elif key == "type" and isinstance(child, str) and child in _FOREIGN:
+                yield (*path, key, key)  # nowhere in its own place
             elif isinstance(child, list):
                 yield from _call_paths(child, (*path, key))
     elif isinstance(value, list):

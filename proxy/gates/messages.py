@@ -155,7 +155,7 @@ class MessagesGate:
     def _block(self, block: bytes) -> bytes:
         payload, names = framing(block)
         if payload is None:  # a comment, or a lone field
-            event = Event(Kind.UNREAD if may_hold_call(block) else Kind.TEXT)
+            event = Event(Kind.UNREAD if may_hold_call(block) or not sse.is_text(block) else Kind.TEXT)
         else:
             event = self._reader.payload(payload, names)
         return self._event(event, block)

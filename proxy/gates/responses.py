@@ -132,7 +132,7 @@ class ResponsesGate:
     def _rest(self, rest: bytes) -> bytes:
         """What no blank line ended: no event, but some readers take it for one. Half of one is good for nobody."""
         payload = sse.data_of(rest)
-        suspect = may_hold_call(rest)
+        suspect = may_hold_call(rest) or not sse.is_text(rest)
         whole = payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None)
         if whole or (payload is None and not suspect):
             return self._block(rest)
@@ -203,7 +203,7 @@ class ResponsesGate:
     def _block(self, block: bytes) -> bytes:
         payload = sse.data_of(block)
         if payload is None:  # a comment, or a lone field
-            return self._keep_unread(block) if may_hold_call(block) else self._beside(block)
+            return self._keep_unread(block) if may_hold_call(block) or not sse.is_text(block) else self._beside(block)
         if payload.strip() == sse.DONE:
             return self._pass_or_keep(block, tail=True)
         value = answers.read_object(payload)

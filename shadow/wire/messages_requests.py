@@ -190,10 +190,13 @@ def built_in(body: Mapping[str, Any]) -> list[str]:
     Tools of the families `web_search`, `web_fetch`, `code_execution`, `tool_search_tool`, `mcp_toolset` and `advisor`;
     `unknown` for a tool of any other type that is not one of the client's own (no type, `custom`, `function`, and the
     dated `bash`, `text_editor`, `memory`, `computer` and their toolsets); `mcp_servers`, whose tools the server calls,
-    and `container`, in which it runs code. The words are these, whatever the client wrote.
+    `container`, in which it runs code, and `thread`, where the request goes on from what the server keeps. The words
+    are these, whatever the client wrote.
     """
     tools = [_executed_by_server(tool) for tool in _dicts(body.get("tools"))]
     members = [name for name in _SERVERS_MEMBERS if body.get(name)]
+    if _dict(body.get("thread")).get("type") == "continue":
+        members.append("thread")
     return list(dict.fromkeys([kind for kind in tools if kind] + members))
 
 

@@ -14,6 +14,7 @@ _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LINE_END_OR_LAST = re.compile(rb"\r\n|\n|\r|\Z")
 _BOM = b"\xef\xbb\xbf"
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 DONE = b"[DONE]"
 """The payload that ends an OpenAI stream."""
@@ -50,6 +51,11 @@ def is_one_event(chunk: bytes) -> bool:
     """Whether bytes are exactly one event as vLLM frames it: `data: …` and two LF. A stray CR is another framing."""
     one = chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2
     return one and b"\r" not in chunk
+
+
+def is_text(block: bytes) -> bool:
+    """Whether a block can be lines of text; what cannot is packed, or written in another way than is read here."""
+    return _NO_TEXT.search(block) is None
 
 
 def data_of(block: bytes) -> bytes | None:

@@ -177,12 +177,14 @@ def test_what_judging_takes_is_told_part_by_part_and_held_against_its_limit() ->
     told = judging.table({part: [7.0] for part in judging.PARTS}).splitlines()
     assert len(told) == 2 + len(judging.PARTS)
     assert all(row.endswith("| 7 | 7 |") for row in told[2:])
-    limited = dict.fromkeys(judging.LIMITED, [50.0])
+    limited = {part: [50.0] for part in judging.LIMITED}
     first, *whole = judging.check_limit(limited | {"agreed": [199.0], "differs": [201.0]}).splitlines()
     assert first == "- met: schema, five rules, repeat and diff: 200 (200 to 200) µs of at most 200 µs"
     assert [line.rpartition(": ")[2] for line in whole] == ["199 (199 to 199) µs", "201 (201 to 201) µs"]
     limited["diff"] = [51.0]
-    assert judging.check_limit(limited | {"agreed": [1.0], "differs": [1.0]}).startswith("- MISSED: schema, five rules,")
+    assert judging.check_limit(limited | {"agreed": [1.0], "differs": [1.0]}).startswith(
+        "- MISSED: schema, five rules,"
+    )
 
 
 # -- what is asked

@@ -137,11 +137,11 @@ def _bodies() -> Iterator[Attempt]:
 ATTEMPTS = (*_statuses(), *_types(), *_codings(), *_framings(), *_bodies())
 
 
-# --- what gets out ----------------------------------------------------------------------------------------------------
+# --- what no reader of the dialect takes for a call -------------------------------------------------------------------
 
 
 def _foreign() -> Iterator[Attempt]:
-    """Calls of other dialects, and streams in other characters, that no server sends: each gate should hold them."""
+    """Calls of other dialects, and streams in other characters, that no server sends: each gate holds them."""
     kind = "what a client of the dialect does not read"
     for dialect in ("messages", "responses"):
         yield _try(kind, f"a whole answer of {dialect}", "chat", answered(WHOLE[dialect]))
@@ -153,4 +153,4 @@ def _foreign() -> Iterator[Attempt]:
         yield _try(kind, "a packed stream, untold", dialect, streamed(gzip.compress(STREAM[dialect])), stream=True)
 
 
-GET_OUT = tuple(_foreign())
+FOREIGN = tuple(_foreign())

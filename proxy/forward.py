@@ -10,46 +10,39 @@ import time
 from dataclasses import replace
 
 import aiohttp
-import orjson
 import structlog
 
 from proxy import http
 from proxy.block import Holding
-from proxy.blocking import UNVERIFIABLE, Answering, Blocking
+from proxy.blocking import Answering, Blocking
 from proxy.dialects import HELD
-from proxy.gates.stored import WITHHELD, Withheld, response_id, stored_id
+from proxy.gates.stored import WITHHELD, response_id, stored_id
 from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
-from proxy.inject import Injection, Removal, plan
+from proxy.inject import Injection, Removal
 from proxy.keys import ClientKeys
 from proxy.metrics import Metrics
 from proxy.passage import Passage, capture
 from proxy.paths import Denied
 from proxy.pool import Body, Pool
+from proxy.reading import DIALECTS, MAX_EDITED, Reading
 from proxy.regime import Regime
-from proxy.routes import Routes, model_of
+from proxy.routes import Routes
 from proxy.settings import Settings
 from proxy.upload import ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
-from shadow.conversation import conversation_key
 from shadow.exchange import Dialect, Request
-from shadow.judge import Case
 from shadow.mirror import Capture
 from shadow.tasks import Tasks
 from shadow.wire import dialects
 
 log = structlog.get_logger("counterproof.door")
 
-DIALECTS = {path: dialect for dialect, path in dialects.PATHS.items()}
-"""The (decoded) paths whose exchanges may be compared."""
-
-_MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
 _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 _READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its head is not waited for
 _SEEN_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1"})  # in which calls are written alike
 _HEAD = 64 * 1024  # of an answer, in which it says what it is called
-_WITHHELD_S = 30 * 86400.0
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -65,14 +58,12 @@ class Forwarder:
     ) -> None:
         self._listen = settings.listen
         self._most = int(settings.listen.max_body_bytes)
-        self._conversation_header = (settings.conversation.header or "").lower().encode()
         self._copy_limit = int(settings.mirror.max_body_bytes)
         self._denied = Denied(settings.paths.deny, settings.paths.allow)
         self._keys = ClientKeys([(key.name, key.digest) for key in settings.client_keys])
         self._routes = routes
-        self._compares = any(upstream.mirror.references for upstream in routes.all)
-        self._metrics, self._regime, self._blocking = metrics, regime, blocking
-        self._withheld = Withheld(time.monotonic, _WITHHELD_S)
+        self._metrics, self._regime = metrics, regime
+        self._reading = Reading(settings, routes, metrics, regime, blocking)
         self._pool = Pool()
         self._tasks = Tasks("door")
         self._guards = Guards(self._tasks)
@@ -109,7 +100,7 @@ class Forwarder:
             return http.NO_KEY
         if self._denied(scope["raw_path"]):
             return http.PATH_DENIED
-        if self._withheld and self._withheld.knows(stored_id(scope["path"])):
+        if self._reading.withheld and self._reading.withheld.knows(stored_id(scope["path"])):
             return WITHHELD
         if http.length(heads) > self._most:
             return http.TOO_LARGE
@@ -119,8 +110,8 @@ class Forwarder:
         upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
         guard = Guard(passage, upload)
         try:
-            await self._read(passage, upload)
-            if refusal := self._unserved(passage):
+            await self._reading.read(passage, upload)
+            if refusal := self._reading.unserved(passage):
                 await self._refuse(passage, refusal, send)
                 return
             self._guards.begin(guard, passage.to.read_timeout)
@@ -144,111 +135,6 @@ class Forwarder:
             if passage.holding is not None:
                 await passage.holding.close()
 
-    def _unserved(self, passage: Passage) -> Refusal | None:
-        """Why a request is not passed on, now that it was read."""
-        if passage.refused:
-            return WITHHELD
-        return UNVERIFIABLE if passage.mode == "block" and self._unverifiable(passage) else None
-
-    def _unverifiable(self, passage: Passage) -> bool:
-        """Whether a request's answer might bring calls that nobody would hold back."""
-        scope = passage.scope
-        if passage.holding is not None:
-            return False
-        if scope["method"] == "POST" and (dialect := DIALECTS.get(scope["path"])) is not None:
-            return dialect in HELD and self._blocking.refuses_unread
-        return self._blocking.refuses(scope["method"], scope["raw_path"])
-
-    # --- the request ------------------------------------------------------------------------------------------
-
-    async def _read(self, passage: Passage, upload: Upload) -> None:
-        """Reads as much of the body as somebody needs: what may be compared, or what names a model to route by."""
-        scope = passage.scope
-        if not http.has_body(passage.heads):
-            passage.to = self._routes.pick_by_path(scope["path"])
-            passage.body = await upload.read(0) or None
-            return
-        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" and passage.mode != "off" else None
-        needed = self._compares or passage.mode == "block" or self._regime.judges
-        if not self._routes.by_model and (dialect is None or not needed):
-            # What came with the head is at hand, and can be sent twice; nothing is waited for.
-            first = await upload.read_first()
-            passage.body = upload.stream() if first is None else first
-            return
-        whole = await upload.read(self._most if self._routes.by_model else self._copy_limit)
-        passage.body = upload.stream() if whole is None else whole
-        if dialect is not None and self._can_wait(passage):
-            passage.later, passage.copy = dialect, []
-        elif dialect is not None:
-            self._understand(passage, dialect)
-        if self._routes.by_model and whole is not None:
-            passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
-
-    def _can_wait(self, passage: Passage) -> bool:
-        """Whether a request can be read once it is answered: nothing could be put in now, and nothing is held."""
-        if self._withheld:
-            return False
-        return not self._routes.by_model and passage.mode != "block" and not passage.to.mirror.ready
-
-    def _understand(self, passage: Passage, dialect: Dialect) -> None:
-        """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
-        if passage.heads.get(b"content-encoding"):
-            return
-        body = passage.body
-        if not isinstance(body, bytes) or len(body) > self._copy_limit:
-            passage.unread = True
-            return
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return
-        if not isinstance(value, dict):
-            return
-        try:
-            self._plan(passage, dialects.request_of(dialect, value), body)
-        except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
-            passage.request = passage.injection = passage.copy = None
-            log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
-
-    def _plan(self, passage: Passage, request: Request, body: bytes) -> None:
-        """Whether this exchange is in the sample, and what is put into it."""
-        header = self._conversation_header
-        named = passage.heads.get(header) if header else None
-        passage.to = self._routes.pick(request.model)
-        if passage.later is None:
-            passage.mode = self._regime.switch.mode_for(request.model)
-        elif self._regime.switch.mode_for(request.model) == "off":
-            return
-        if passage.mode == "off":
-            return
-        passage.request = request
-        mirror = passage.to.mirror
-        passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
-        passage.sampled = mirror.wants(request, passage.conversation)
-        passage.refused = bool(self._withheld) and self._builds_on_withheld(request)
-        passage.built_in = built_in = dialects.built_in(request)
-        for kind in built_in:
-            self._metrics.built_in(request.dialect.value, kind)
-        held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(built_in)
-        if held:
-            passage.holding = self._blocking.begin(passage.id, self._case(passage, request), mirror)
-            passage.names_itself = request.dialect is Dialect.RESPONSES
-        if passage.later is not None or not (passage.sampled or held):
-            return
-        passage.copy = [] if passage.sampled else None
-        if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
-            can, level = mirror.primary.can, passage.to.level(request.model)
-            k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
-            passage.injection = plan(request, body, level, k, room=_MAX_EDITED, longest=longest)
-
-    def _builds_on_withheld(self, request: Request) -> bool:
-        before = (request.sent or {}).get("previous_response_id")
-        return isinstance(before, str) and self._withheld.knows(before)
-
-    def _case(self, passage: Passage, request: Request) -> Case:
-        body = passage.body if isinstance(passage.body, bytes) else b""
-        return self._blocking.case(request, body, passage.to.mirror, passage.conversation, passage.heads)
-
     # --- the answer -------------------------------------------------------------------------------------------
 
     async def _answer(self, passage: Passage, send: Send) -> None:
@@ -257,7 +143,7 @@ class Forwarder:
             if passage.holding is not None:
                 await self._relay_held(passage, response, passage.holding, send)
                 if passage.holding.acted and passage.holding.case.request.dialect is Dialect.RESPONSES:
-                    self._withheld.refused(response_id(passage.head, stream=passage.sse))
+                    self._reading.withheld.refused(response_id(passage.head, stream=passage.sse))
                 return
             whole = None
             if passage.injection is not None and not passage.sse:
@@ -428,7 +314,7 @@ class Forwarder:
         while chunk := await self._next(passage, response):
             parts.append(chunk)
             size += len(chunk)
-            if size > _MAX_EDITED:
+            if size > MAX_EDITED:
                 raise _OutgrownError
             if response.content.at_eof():
                 break
@@ -476,7 +362,7 @@ class Forwarder:
         now = time.monotonic()
         try:
             if passage.later is not None:
-                self._understand(passage, passage.later)
+                self._reading.understand(passage, passage.later)
             self._count(passage, now)
             self._cover(passage)
             if passage.answered and passage.unread:
@@ -487,7 +373,7 @@ class Forwarder:
             log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
 
     def _captured(self, passage: Passage, request: Request) -> Capture:
-        case = passage.holding.case if passage.holding else self._case(passage, request)
+        case = passage.holding.case if passage.holding else self._reading.case(passage, request)
         return capture(passage, request, case)
 
     def _cover(self, passage: Passage) -> None:

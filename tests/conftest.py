@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# How long an example takes is a matter of the machine.
+hypothesis.settings.register_profile("counterproof", deadline=None)
+hypothesis.settings.load_profile("counterproof")
 
 pytest_plugins = ["tests.engine.fixtures"]
 

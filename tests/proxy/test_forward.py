@@ -421,7 +421,8 @@ def test_an_encoded_answer_to_an_injected_request_is_asked_again_plainly(tmp_pat
 def test_an_answer_that_outgrows_what_is_edited_is_asked_again_plainly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.forward._MAX_EDITED", 1_000)
+    for module in ("proxy.forward", "proxy.reading"):
+        monkeypatch.setattr(f"{module}.MAX_EDITED", 1_000)
 
     async def main() -> None:
         async with StandIn([TEXT]) as engine, StandIn() as reference, proxy(tmp_path, engine, reference) as door:

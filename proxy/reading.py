@@ -1,0 +1,150 @@
+"""What the door reads of a request before it passes it on: whose it is, what is put in, and whether it is held."""
+
+import time
+
+import orjson
+import structlog
+
+from proxy import http
+from proxy.blocking import UNVERIFIABLE, Blocking
+from proxy.dialects import HELD
+from proxy.gates.stored import WITHHELD, Withheld
+from proxy.http import Refusal
+from proxy.inject import plan
+from proxy.metrics import Metrics
+from proxy.passage import Passage
+from proxy.regime import Regime
+from proxy.routes import Routes, model_of
+from proxy.settings import Settings
+from proxy.upload import Upload
+from shadow.conversation import conversation_key
+from shadow.exchange import Dialect, Request
+from shadow.judge import Case
+from shadow.wire import dialects
+
+log = structlog.get_logger("counterproof.door")
+
+DIALECTS = {path: dialect for dialect, path in dialects.PATHS.items()}
+"""The (decoded) paths whose exchanges may be compared."""
+
+MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
+_WITHHELD_S = 30 * 86400.0
+
+
+class Reading:
+    """Reads requests, and keeps in mind which answers were withheld."""
+
+    def __init__(
+        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking
+    ) -> None:
+        self._most = int(settings.listen.max_body_bytes)
+        self._conversation_header = (settings.conversation.header or "").lower().encode()
+        self._copy_limit = int(settings.mirror.max_body_bytes)
+        self._routes = routes
+        self._compares = any(upstream.mirror.references for upstream in routes.all)
+        self._metrics, self._regime, self._blocking = metrics, regime, blocking
+        self.withheld = Withheld(time.monotonic, _WITHHELD_S)
+
+    def unserved(self, passage: Passage) -> Refusal | None:
+        """Why a request is not passed on, now that it was read."""
+        if passage.refused:
+            return WITHHELD
+        return UNVERIFIABLE if passage.mode == "block" and self._unverifiable(passage) else None
+
+    def _unverifiable(self, passage: Passage) -> bool:
+        """Whether a request's answer might bring calls that nobody would hold back."""
+        scope = passage.scope
+        if passage.holding is not None:
+            return False
+        if scope["method"] == "POST" and (dialect := DIALECTS.get(scope["path"])) is not None:
+            return dialect in HELD and self._blocking.refuses_unread
+        return self._blocking.refuses(scope["method"], scope["raw_path"])
+
+    async def read(self, passage: Passage, upload: Upload) -> None:
+        """Reads as much of the body as somebody needs: what may be compared, or what names a model to route by."""
+        scope = passage.scope
+        if not http.has_body(passage.heads):
+            passage.to = self._routes.pick_by_path(scope["path"])
+            passage.body = await upload.read(0) or None
+            return
+        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" and passage.mode != "off" else None
+        needed = self._compares or passage.mode == "block" or self._regime.judges
+        if not self._routes.by_model and (dialect is None or not needed):
+            # What came with the head is at hand, and can be sent twice; nothing is waited for.
+            first = await upload.read_first()
+            passage.body = upload.stream() if first is None else first
+            return
+        whole = await upload.read(self._most if self._routes.by_model else self._copy_limit)
+        passage.body = upload.stream() if whole is None else whole
+        if dialect is not None and self._can_wait(passage):
+            passage.later, passage.copy = dialect, []
+        elif dialect is not None:
+            self.understand(passage, dialect)
+        if self._routes.by_model and whole is not None:
+            passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
+
+    def _can_wait(self, passage: Passage) -> bool:
+        """Whether a request can be read once it is answered: nothing could be put in now, and nothing is held."""
+        if self.withheld:
+            return False
+        return not self._routes.by_model and passage.mode != "block" and not passage.to.mirror.ready
+
+    def understand(self, passage: Passage, dialect: Dialect) -> None:
+        """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
+        if passage.heads.get(b"content-encoding"):
+            return
+        body = passage.body
+        if not isinstance(body, bytes) or len(body) > self._copy_limit:
+            passage.unread = True
+            return
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(value, dict):
+            return
+        try:
+            self._plan(passage, dialects.request_of(dialect, value), body)
+        except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
+            passage.request = passage.injection = passage.copy = None
+            log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
+
+    def _plan(self, passage: Passage, request: Request, body: bytes) -> None:
+        """Whether this exchange is in the sample, and what is put into it."""
+        header = self._conversation_header
+        named = passage.heads.get(header) if header else None
+        passage.to = self._routes.pick(request.model)
+        if passage.later is None:
+            passage.mode = self._regime.switch.mode_for(request.model)
+        elif self._regime.switch.mode_for(request.model) == "off":
+            return
+        if passage.mode == "off":
+            return
+        passage.request = request
+        mirror = passage.to.mirror
+        passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
+        passage.sampled = mirror.wants(request, passage.conversation)
+        passage.refused = bool(self.withheld) and self._builds_on_withheld(request)
+        passage.built_in = built_in = dialects.built_in(request)
+        for kind in built_in:
+            self._metrics.built_in(request.dialect.value, kind)
+        held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(built_in)
+        if held:
+            passage.holding = self._blocking.begin(passage.id, self.case(passage, request), mirror)
+            passage.names_itself = request.dialect is Dialect.RESPONSES
+        if passage.later is not None or not (passage.sampled or held):
+            return
+        passage.copy = [] if passage.sampled else None
+        if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
+            can, level = mirror.primary.can, passage.to.level(request.model)
+            k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
+            passage.injection = plan(request, body, level, k, room=MAX_EDITED, longest=longest)
+
+    def _builds_on_withheld(self, request: Request) -> bool:
+        before = (request.sent or {}).get("previous_response_id")
+        return isinstance(before, str) and self.withheld.knows(before)
+
+    def case(self, passage: Passage, request: Request) -> Case:
+        """The request under the rulebook that is in force now."""
+        body = passage.body if isinstance(passage.body, bytes) else b""
+        return self._blocking.case(request, body, passage.to.mirror, passage.conversation, passage.heads)

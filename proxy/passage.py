@@ -1,6 +1,7 @@
 """One request on its way through the door, and what the mirror is handed of it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
 
@@ -41,7 +42,7 @@ class Passage:
     refused: bool = False
     names_itself: bool = False
     head: bytes = b""
-    built_in: list[str] = field(default_factory=list)
+    built_in: Sequence[str] = ()
     injection: Injection | None = None
     conversation: str = ""
     sampled: bool = False

@@ -125,10 +125,11 @@ class Reading:
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         passage.sampled = mirror.wants(request, passage.conversation)
         passage.refused = bool(self.withheld) and self._builds_on_withheld(request)
-        passage.built_in = built_in = dialects.built_in(request)
-        for kind in built_in:
-            self._metrics.built_in(request.dialect.value, kind)
-        held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(built_in)
+        if not request.tells_tokens:
+            passage.built_in = dialects.built_in(request)
+            for kind in passage.built_in:
+                self._metrics.built_in(request.dialect.value, kind)
+        held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(passage.built_in)
         if held:
             passage.holding = self._blocking.begin(passage.id, self.case(passage, request), mirror)
             passage.names_itself = request.dialect is Dialect.RESPONSES

@@ -102,6 +102,8 @@ class Switch:
     @property
     def mode(self) -> Mode:
         """The mode for all that nothing more specific is set for."""
+        if not self._settings:  # nearly always, and asked for every request
+            return self._configured
         self.expire()
         return self._of((None, None))
 
@@ -116,6 +118,8 @@ class Switch:
 
     def mode_for(self, model: str | None) -> Mode:
         """The mode for a model's request: the strongest of any call that may come of it, of an undeclared tool too."""
+        if not self._settings:
+            return self._configured
         modes, for_others = self._modes(model)
         return max(for_others, *modes.values(), key=MODES.index) if modes else for_others
 

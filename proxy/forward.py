@@ -141,9 +141,11 @@ class Forwarder:
         response = await self._ask(passage)
         try:
             if passage.holding is not None:
-                await self._relay_held(passage, response, passage.holding, send)
-                if passage.holding.acted and passage.holding.case.request.dialect is Dialect.RESPONSES:
-                    self._reading.withheld.refused(response_id(passage.head, stream=passage.sse))
+                try:
+                    await self._relay_held(passage, response, passage.holding, send)
+                finally:  # a client that left before the verdict must not fetch the call afterwards
+                    if passage.names_itself and (passage.holding.acted or not passage.ended):
+                        self._reading.withheld.refused(response_id(passage.head, stream=passage.sse))
                 return
             whole = None
             if passage.injection is not None and not passage.sse:

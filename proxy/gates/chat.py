@@ -258,7 +258,7 @@ class ChatGate:
 
     def keepalive(self) -> bytes:
         """An empty delta of a choice that is held."""
-        return writing.chunk(self.frame, max(0, *self.undecided(), 0), {}, None)
+        return writing.chunk(self.frame, max([0, *self.undecided()]), {}, None)
 
     def error(self, text: str) -> bytes:
         """A refusal as an error inside the stream."""

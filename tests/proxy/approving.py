@@ -58,7 +58,7 @@ class Stage:
         work = self.approvals.ask(case(scope, approvers), calls, verdict, seconds, "cp-1")
         task = asyncio.get_running_loop().create_task(work, name="asking")
         self._group.append(task)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its turn: it has begun to wait when this goes on
         return task
 
     async def expire(self, calls: tuple[ToolCall, ...] = SEND, verdict: Verdict = HOLD, scope: str = "me:1") -> str:

@@ -120,6 +120,22 @@ def test_a_refused_response_is_neither_handed_out_nor_built_on_whatever_the_mode
     asyncio.run(main())
 
 
+def test_who_leaves_before_the_verdict_does_not_fetch_the_response_afterwards(tmp_path: Path) -> None:
+    async def main() -> None:
+        policy = {"agree": 0, "tools": [{"match": "*", "approve": "true", "approval_timeout": "1m"}]}
+        async with Storing() as url, proxy(tmp_path, url, fit=False, policy=policy, mode="block") as door:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await told(door, "POST", "/v1/responses", BODY)
+            door.service.regime.switch.set("observe", who="me")
+            async with asyncio.timeout(10):
+                while (answer := await told(door, "GET", "/v1/responses/resp_1"))[0] != 422:
+                    await asyncio.sleep(0.02)  # the door has yet to notice that its client left
+            assert answer[1]["error"]["code"] == "response_withheld"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("head", "stream", "expected"),
     [

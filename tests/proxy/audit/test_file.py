@@ -97,7 +97,7 @@ def test_a_writer_who_does_not_wait_has_the_record_kept(tmp_path: Path) -> None:
     async def main() -> None:
         audit = AuditFile(path, {})
         waiting = asyncio.get_running_loop().create_task(audit.write(Kind.MODE, "anna", {}), name="waiting")
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its turn: the record is handed over, and not on disk yet
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled()

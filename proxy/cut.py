@@ -208,16 +208,20 @@ def _raw(name: str) -> tuple[str, type[msgspec.Raw], msgspec.Raw]:
 class Nulls:
     """Puts `null` in place of the values of some keys.
 
-    `top` are keys of the top level, `choice` keys of the elements of `choices`. With `drop_empty`, a payload whose
-    only choice has exactly `"delta":{}` and `"finish_reason":null` is dropped: it exists only because ids were asked.
+    `top` are keys of the top level, and of the object that is the top level's `within`; `choice` keys of the elements
+    of `choices`. With `drop_empty`, a payload whose only choice has exactly `"delta":{}` and `"finish_reason":null` is
+    dropped: it exists only because ids were asked.
     """
 
     top: frozenset[bytes]
     choice: frozenset[bytes]
     drop_empty: bool = False
+    within: bytes | None = None
 
     def apply(self, payload: bytes) -> bytes | None:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""
+        if self.within is not None:  # no choices there: what names none of the keys is left alone
+            return self._walk(payload) if any(key in payload for key in self.top) else payload
         found = _finder(self.top, self.choice).find(payload)
         if found is None:
             return self._walk(payload)
@@ -261,9 +265,14 @@ class _Walk:
     def top(self, key: bytes, value: int) -> int | None:
         if key in self._nulls.top:
             return self._blank(value)
+        if key == self._nulls.within and self._payload.startswith(b"{", value):
+            return _object(self._payload, value, self._inner)
         if key == b"choices" and self._payload.startswith(b"[", value):
             return _array(self._payload, value, self._choice)
         return None
+
+    def _inner(self, key: bytes, value: int) -> int | None:
+        return self._blank(value) if key in self._nulls.top else None
 
     def _choice(self, start: int) -> int:
         if not self._payload.startswith(b"{", start):

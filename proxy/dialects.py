@@ -46,7 +46,7 @@ HELD: Mapping[Dialect, Held] = MappingProxyType(
         Dialect.CHAT: Held(lambda removal, _: ChatGate(removal), lambda raw, body, _: ChatWhole(raw, body)),
         Dialect.MESSAGES: Held(lambda _removal, _: MessagesGate(), lambda raw, body, _: MessagesWhole(raw, body)),
         Dialect.RESPONSES: Held(
-            lambda _removal, allowed: ResponsesGate(_passing(allowed)),
+            lambda removal, allowed: ResponsesGate(_passing(allowed), removal),
             lambda raw, body, allowed: ResponsesWhole(raw, body, _passing(allowed)),
         ),
     }

@@ -175,11 +175,12 @@ class Forwarder:
         plain = await self._ask_plainly(passage, None)
         if plain.status < 400 and response.status not in _NOT_NOW and passage.request is not None:
             model = passage.request.model
-            seconds = passage.to.leave_plain(model)
+            seconds = passage.to.leave_plain(passage.request.dialect, model)
             self._metrics.injection_refused(model)
             log.warning(
                 "the primary refused an injected request: its model is sent plain for a while",
                 model=model[:100],
+                dialect=passage.request.dialect.value,
                 status=response.status,
                 seconds=seconds,
             )

@@ -1,8 +1,8 @@
 """What is put into a request so that its answer can be compared on tokens, and what is cut out of the answer again.
 
-Injected: token ids, and logprobs with the top k candidates as ids. A client that asked for logprobs itself keeps its
-own fields as they are. Never where the visible answer would change. Pure; the rules are those that tests hold against
-a real engine.
+Injected: token ids, and logprobs with the top k candidates as ids; of a response, its raw messages, which hold ids. A
+client that asked for logprobs itself keeps its own fields as they are. Never where the visible answer would change.
+Pure; the rules are those that tests hold against a real engine.
 """
 
 import functools
@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from proxy.cut import NotJsonError, Nulls, add_members, set_members, text_of
 from shadow.ask import client_limit
-from shadow.exchange import Dialect, Request
+from shadow.exchange import Dialect, Request, flag
 from shadow.wire import sse
 
 _CHAT_TOP = frozenset({b"prompt_token_ids"})
 _CHAT_CHOICE = frozenset({b"token_ids"})
 _COMPLETIONS_CHOICE = frozenset({b"prompt_token_ids", b"token_ids"})
 _LOGPROBS = frozenset({b"logprobs"})
+_RAW_MESSAGES = frozenset({b"input_messages", b"output_messages"})
 _SPOKEN_OF = frozenset(
     {
         "echo",
@@ -54,14 +55,24 @@ class Injection:
 
 
 def plan(
-    request: Request, body: bytes, level: Level, k: int, *, room: int | None = None, longest: int | None = None
+    request: Request,
+    body: bytes,
+    level: Level,
+    k: int,
+    *,
+    room: int | None = None,
+    longest: int | None = None,
+    keeps_responses: bool = True,
 ) -> Injection | None:
     """What to send in place of `body`, or None where nothing may or need be put in.
 
     `k` is how many candidates the engine gives at most per position (at least 2 for a winner to show). An answer that
     is not streamed must be edited as a whole, in `room` bytes: where its logprobs might not fit (`longest` tokens a
-    choice, if the client set no limit), ids alone are asked for.
+    choice, if the client set no limit), ids alone are asked for. `keeps_responses` says whether a response may be
+    fetched again from the primary.
     """
+    if request.dialect is Dialect.RESPONSES:
+        return None if level is Level.OFF else _plan_raw_messages(request, body, keeps_responses=keeps_responses)
     if not request.tells_tokens:
         return None
     # Most requests say nothing of any of this: one look tells.
@@ -84,6 +95,26 @@ def plan(
     except NotJsonError:
         return None
     return Injection(sent, edit.nulls)
+
+
+def _plan_raw_messages(request: Request, body: bytes, *, keeps_responses: bool) -> Injection | None:
+    """A response tells its ids at its end, in what it shows of its raw messages; logprobs it never tells as ids."""
+    sent, kept = request.sent or {}, keeps_responses and flag((request.sent or {}).get("store")) is not False
+    # Whoever fetches a response later gets all of it, and there nobody knows what was put in.
+    fetched_later = kept or flag(sent.get("background")) is True
+    if fetched_later or request.multimodal or flag(sent.get("enable_response_messages")) is True:
+        return None
+    try:
+        if "enable_response_messages" in sent:
+            new = set_members(body, {b"enable_response_messages": b"true"})
+        else:
+            new = add_members(body, b'"enable_response_messages":true', empty=not sent)
+    except NotJsonError:
+        return None
+    return Injection(new, _OF_RESPONSES)
+
+
+_OF_RESPONSES = Nulls(_RAW_MESSAGES, frozenset(), within=b"response")
 
 
 def _may(request: Request) -> bool:

@@ -137,9 +137,12 @@ class Reading:
             return
         passage.copy = [] if passage.sampled else None
         if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
-            can, level = mirror.primary.can, passage.to.level(request.model)
+            can, level = mirror.primary.can, passage.to.level(request.dialect, request.model)
             k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
-            passage.injection = plan(request, body, level, k, room=MAX_EDITED, longest=longest)
+            keeps = can is None or can.keeps_responses is not False
+            passage.injection = plan(
+                request, body, level, k, room=MAX_EDITED, longest=longest, keeps_responses=keeps
+            )
 
     def _builds_on_withheld(self, request: Request) -> bool:
         before = (request.sent or {}).get("previous_response_id")

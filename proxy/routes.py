@@ -11,6 +11,7 @@ from yarl import URL
 from proxy.inject import Level
 from proxy.keys import CREDENTIALS
 from proxy.settings import PrimarySettings, RouteSettings
+from shadow.exchange import Dialect
 from shadow.mirror import Mirror
 
 _PLAIN_FOR_S = 600.0  # how long a model is left plain after an injected request failed where a plain one did not
@@ -33,7 +34,7 @@ class Upstream:
         self.drop = CREDENTIALS if own_keys else frozenset({b"authorization"}) if key else frozenset()
         self._level = primary.level
         self._root = primary.base_url.removesuffix("/v1").encode()
-        self._plain_until: dict[str, float] = {}
+        self._plain_until: dict[tuple[Dialect, str], float] = {}
         self._short_url = functools.lru_cache(maxsize=256)(self._url)
 
     def url(self, path: bytes, query: bytes) -> URL:
@@ -43,18 +44,18 @@ class Upstream:
     def _url(self, path: bytes, query: bytes) -> URL:
         return URL((self._root + path + (b"?" + query if query else b"")).decode("latin-1"), encoded=True)
 
-    def level(self, model: str) -> Level:
-        """How much may be injected for a model now."""
-        plain = self._plain_until and time.monotonic() < self._plain_until.get(model, 0.0)
+    def level(self, dialect: Dialect, model: str) -> Level:
+        """How much may be injected for a model now: each dialect has something else put in."""
+        plain = self._plain_until and time.monotonic() < self._plain_until.get((dialect, model), 0.0)
         return Level.OFF if plain else self._level
 
-    def leave_plain(self, model: str) -> float:
+    def leave_plain(self, dialect: Dialect, model: str) -> float:
         """Injects nothing for a model for a while; returns for how many seconds."""
         now = time.monotonic()
         if len(self._plain_until) >= _REMEMBERED_MODELS:
             self._plain_until = {name: until for name, until in self._plain_until.items() if until > now}
         if len(self._plain_until) < _REMEMBERED_MODELS:
-            self._plain_until[model] = now + _PLAIN_FOR_S
+            self._plain_until[dialect, model] = now + _PLAIN_FOR_S
         return _PLAIN_FOR_S
 
 

@@ -56,6 +56,7 @@ def capabilities(found: Sequence[Checked]) -> Table:
         "render": "render",
         "derender": "derender",
         "tokenizer (hash)": "tokenizer",
+        "keeps responses": "keeps_responses",
         "ways to ask": "ways",
     }
     asked_of_references = {"prompt_logprobs", "chat_prompt_ids", "render", "derender", "ways"}

@@ -24,6 +24,7 @@ TOKENIZER_TEXTS = (
 
 _CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_RESPONSE_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _MAX_K = 20
 _RAW_TOLERANCE = 0.5  # nats: a bias of 100 moves a processed logprob by far more
 
@@ -41,6 +42,7 @@ class Capabilities:
     """What one engine was seen to do. `max_logprobs` is the largest k of 20, 5, 2 that it took (0: none).
 
     `tokenizer` is a hash of the ids of fixed texts, None where the engine does not tokenize. `block_size` in tokens.
+    `keeps_responses`: whether a response can be fetched again from it, None where it was not asked.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Capabilities:
     logprobs_mode: LogprobsMode = LogprobsMode.NONE
     max_logprobs: int = 0
     tokenizer: str | None = None
+    keeps_responses: bool | None = None
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
     """Asks an engine what it can do; its first answers also warm it (kernels, grammars, tokenizer).
 
     A primary (`reference=False`) is asked only for what is read off it: neither prompt logprobs nor prompt ids on the
-    chat route, which some deployments give a meaning of their own.
+    chat route, which some deployments give a meaning of their own. Only a primary is asked whether it keeps responses.
 
     Raises:
         EngineError: the engine is not there, broken, or serves no model of the configured name.
@@ -167,6 +170,7 @@ async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
         logprobs_mode=await logprobs_mode(engine, ids),
         max_logprobs=await _max_logprobs(engine, ids),
         tokenizer=_hash([text for text in texts if text is not None]) if all(texts) else None,
+        keeps_responses=None if reference else await _keeps_responses(engine),
     )
 
 
@@ -251,6 +255,28 @@ async def _takes_prompt_ids(engine: Engine, ids: tuple[int, ...]) -> bool:
         return False
     answer = answers.read(Dialect.CHAT, raw, stream=False)
     return 0 in answer.choices and answer.choices[0].prompt_ids == tuple(ids)
+
+
+async def _keeps_responses(engine: Engine) -> bool:
+    """Whether a response can be fetched again; an engine without that API keeps none."""
+    try:
+        identity = await _respond(engine)
+    except Garbage:
+        return True  # it answers in a way of its own: nothing is known of what it keeps
+    except (Refused, Failed) as error:
+        if error.status in _NOT_NOW:
+            raise
+        return False
+    return await _tried(engine.get(f"/v1/responses/{identity}")) is not None
+
+
+async def _respond(engine: Engine) -> str:
+    """Has an engine answer with a response that it may keep; its id."""
+    body = {"model": engine.model, "input": "Hi.", "max_output_tokens": 1, "temperature": 0, "store": True}
+    identity = read_object(await engine.post("/v1/responses", body)).get("id")
+    if not isinstance(identity, str) or not _RESPONSE_ID.fullmatch(identity):
+        raise Garbage(f"{engine.name}: a response without an id")
+    return identity
 
 
 async def _render(engine: Engine) -> bytes:

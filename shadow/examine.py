@@ -202,10 +202,14 @@ def _compare_calls(
     report.ways.append("replay")
     report.reference_calls = own.calls
     why, report.not_comparable = report.not_comparable or "", None
-    silent = not any((choice.content.strip(), choice.reasoning, own.content.strip(), own.reasoning))
-    shared = silent and request.asks_greedy and not request.tells_tokens
-    word, why = (Word.MISMATCH, "") if shared else (Word.UNVERIFIED, why)
+    word, why = (Word.MISMATCH, "") if _on_the_prompt_alone(request, choice, own) else (Word.UNVERIFIED, why)
     report.findings = compare.judge_calls(report.calls, own.calls, differing=word, reason=why, policy=policy)
+
+
+def _on_the_prompt_alone(request: Request, choice: Choice, own: Choice) -> bool:
+    """Whether two free answers to a request have one history up to their calls, and neither of them was sampled."""
+    silent = not any((choice.content.strip(), choice.reasoning, own.content.strip(), own.reasoning))
+    return silent and request.asks_greedy and not request.tells_tokens
 
 
 async def _prompt_differs(exchange: Exchange, engine: Engine, can: Capabilities) -> bool | None:
@@ -300,8 +304,13 @@ class _Examiner:
             self.report.positions = [better.get(p.index, p) for p in self.report.positions]
         if not self.choice.calls and not own.calls:
             return
-        if shared:
+        if shared and not self.request.tells_tokens and not self.request.asks_greedy:
+            # The dialect tells no logprobs: whether another call was sampled or chosen, nobody knows.
+            word, reason = Word.UNVERIFIED, "no_logprobs"
+        elif shared:
             word, reason = compare.explain(self.report.positions, parted_closely=self._parted_closely(own)), ""
+        elif _on_the_prompt_alone(self.request, self.choice, own):
+            word, reason = Word.MISMATCH, ""
         else:  # other histories from the start: the same call countersigns, another one says nothing
             word = Word.UNVERIFIED
             reason = "no_call_start" if self.report.start is None else "no_shared_history"
@@ -343,7 +352,7 @@ class _Examiner:
     async def _own_answer(self) -> Choice | None:
         """The reference's own call (or constrained answer) on the primary's history, None where there is none."""
         wanted = bool(self.choice.calls) or self.request.grammar == "all"
-        if not wanted or self.request.dialect is not Dialect.CHAT:
+        if not wanted or self.request.dialect is Dialect.COMPLETIONS:
             return None
         shared = self.can.chat_prompt_ids and (self.report.start is not None or not self.choice.calls)
         if not shared and not self.choice.calls:  # on another history it would tell nothing of the primary's

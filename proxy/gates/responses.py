@@ -30,6 +30,7 @@ from proxy.gates.responses_writing import (
     response_of,
     stem_of,
 )  # fmt: skip
+from proxy.inject import Removal
 from proxy.plain import dumps
 from shadow.exchange import Answer, Choice
 from shadow.wire import answers, sse
@@ -55,14 +56,14 @@ class _Entry:
 class ResponsesGate:
     """One Responses stream on its way to the client. `over` says that the client was told of the stream's end.
 
-    `passing` are the kinds of items that go through beside text: those of tools that the server runs itself, where
-    they are allowed (of `proxy.gates.responses_reading.BUILT_IN`).
+    `removal` cuts out of it what was injected. `passing` are the kinds of items that go through beside text: those of
+    tools that the server runs itself, where they are allowed (of `proxy.gates.responses_reading.BUILT_IN`).
     """
 
-    def __init__(self, passing: frozenset[str] = _NO_KINDS) -> None:
+    def __init__(self, passing: frozenset[str] = _NO_KINDS, removal: Removal | None = None) -> None:
         self.over = False
         self.behind = False  # everything is read before it goes on
-        self._passing = passing
+        self._passing, self._removal = passing, removal
         self._splitter = sse.Splitter()
         self._reader = ResponseReader.of_stream()
         self._shown: ResponseReader | None = None  # as far as the client knows, once something is held
@@ -201,6 +202,10 @@ class ResponsesGate:
     # --- one event --------------------------------------------------------------------------------------------
 
     def _block(self, block: bytes) -> bytes:
+        if self._removal is not None and (edited := self._removal.edit(block)) is not block:
+            # Read before it goes; the client is told nothing of it, not even where its response is told anew.
+            self._reader.take_ids(answers.read_object(sse.data_of(block) or b""))
+            block = edited
         payload = sse.data_of(block)
         if payload is None:  # a comment, or a lone field
             return self._keep_unread(block) if may_hold_call(block) or not sse.is_text(block) else self._beside(block)

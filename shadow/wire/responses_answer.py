@@ -157,6 +157,12 @@ class ResponseReader:
             self._begun = True
             self._final(value)
 
+    def take_ids(self, event: dict[str, Any] | None) -> None:
+        """Takes the token ids of an event that tells of the response as a whole, and nothing else of it."""
+        response = (event or {}).get("response")
+        if isinstance(response, dict) and (ids := token_ids(response)) is not None:
+            self._choice.prompt_ids, self._choice.token_ids = ids
+
     def payload(self, payload: bytes) -> None:
         """Takes the payload of one event."""
         if payload.strip() != sse.DONE:

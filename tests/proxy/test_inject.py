@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from proxy.cut import Nulls
 from proxy.inject import Injection, Level, Removal, plan
 from shadow.exchange import Dialect, Request
+from shadow.wire import dialects
 
 TOKEN_DIALECTS = [Dialect.CHAT, Dialect.COMPLETIONS]
 
@@ -227,7 +228,100 @@ def test_what_was_injected_is_cut_out_of_a_stream_cut_at_every_byte(end: bytes, 
     assert b"".join(removal.feed(stream[i : i + 1]) for i in range(len(stream))) + removal.rest == plain
 
 
-@pytest.mark.parametrize("dialect", [Dialect.RESPONSES, Dialect.MESSAGES])
-def test_nothing_is_put_into_what_tells_no_tokens(dialect: Dialect) -> None:
+def test_nothing_is_put_into_what_tells_no_tokens() -> None:
     body: dict[str, Any] = {"model": "m", "messages": []}
-    assert plan(Request(dialect, body, body), json.dumps(body).encode(), Level.FULL, 5) is None
+    assert plan(Request(Dialect.MESSAGES, body, body), json.dumps(body).encode(), Level.FULL, 5) is None
+
+
+def planned_response(
+    sent: dict[str, Any], text: bytes | None = None, level: Level = Level.FULL, *, keeps: bool = False
+) -> Injection | None:
+    raw = json.dumps(sent).encode() if text is None else text
+    return plan(dialects.request_of(Dialect.RESPONSES, sent), raw, level, 5, keeps_responses=keeps)
+
+
+@pytest.mark.parametrize("level", [Level.IDS, Level.FULL])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"input": "Hi.", "stream": True},
+        {"enable_response_messages": False},
+        {"enable_response_messages": None, "input": "Hi."},
+        {"store": True},
+        {"background": False},
+    ],
+)
+def test_a_response_is_asked_for_its_raw_messages(sent: dict[str, Any], level: Level) -> None:
+    assert added(planned_response(sent, level=level), sent) == {"enable_response_messages": True}
+
+
+@pytest.mark.parametrize(
+    ("sent", "keeps"),
+    [
+        ({"enable_response_messages": True}, False),
+        ({"enable_response_messages": "yes"}, False),
+        ({"background": True, "store": False}, False),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, False),
+        # whoever fetches it later would be shown what was put in
+        ({"input": "Hi."}, True),
+        ({"input": "Hi.", "store": True}, True),
+        ({"input": "Hi.", "store": None}, True),
+    ],
+)
+def test_a_response_is_left_as_it_is(sent: dict[str, Any], keeps: bool) -> None:  # noqa: FBT001
+    assert planned_response(sent, keeps=keeps) is None
+
+
+def test_a_response_that_is_not_to_be_kept_tells_its_ids_everywhere() -> None:
+    assert planned_response({"store": False}, keeps=True) is not None
+    assert planned_response({"store": False}, level=Level.OFF) is None
+
+
+def test_every_other_byte_of_a_responses_request_stays() -> None:
+    text = b' {"model": "m",\n "big": 12345678901234567890123, "enable_response_messages" : false } '
+    injection = planned_response(json.loads(text), text)
+    assert injection is not None
+    assert injection.body == text.replace(b"false", b"true")
+    injection = planned_response({"a": 1}, b'{"a":1 }\n')
+    assert injection is not None
+    assert injection.body == b'{"a":1 ,"enable_response_messages":true}\n'
+
+
+RAW = b'[{"message":"<tool_call> \\"input_messages\\":1","tokens":[1,2,3],"type":"raw_message_tokens"}]'
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (b'{"id":"r","input_messages":%b,"output_messages":%b}',
+         b'{"id":"r","input_messages":null,"output_messages":null}'),
+        (b'{"response":{"id":"r","input_messages":%b},"output_messages":%b}',
+         b'{"response":{"id":"r","input_messages":null},"output_messages":null}'),
+        # as vLLM spells the others of the same name: no ids in them, and nothing of ours
+        (b'{"response":{"text":%b,"metadata":{"input_messages":%b}}}', None),
+        (b'{"item":{"input_messages":%b},"delta":%b}', None),
+    ],
+)  # fmt: skip
+def test_raw_messages_are_cut_out_of_a_response(told: bytes, shown: bytes | None) -> None:
+    injection = planned_response({})
+    assert injection is not None
+    payload = told % (RAW, RAW)
+    assert injection.nulls.apply(payload) == (payload if shown is None else shown)
+    for end in (b"\n", b"\r\n"):
+        event = end.join((b"event: response.completed", b"data: %b", b"", b""))
+        for at in range(1, len(event % payload)):
+            removal, sent = Removal(injection.nulls), event % payload
+            got = removal.feed(sent[:at]) + removal.feed(sent[at:]) + removal.rest
+            assert got == event % (payload if shown is None else shown)
+
+
+def test_what_says_nothing_of_raw_messages_is_not_looked_through() -> None:
+    injection = planned_response({})
+    assert injection is not None
+    for payload in (
+        b'{"delta":"input_messages","type":"response.output_text.delta"}',
+        b"no JSON",
+        b'{"response":{"a":',
+    ):
+        assert injection.nulls.apply(payload) is payload

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from shadow.capabilities import Capabilities, discover
+from shadow.engine import Engine
 from shadow.examine import Examination, examine
-from shadow.exchange import Dialect, Exchange, Request, Timings
-from shadow.wire import answers
+from shadow.exchange import Choice, Dialect, Exchange, Request, Timings
+from shadow.wire import answers, dialects
 from tests.standin import Call, Faults, Script, StandIn
-from tests.standin.asking_it import LEAD, PARIS, TOLD, TOOLS, chat, client, post
-from validators import Word
+from tests.standin.asking_it import HELLO, LEAD, PARIS, TOLD, TOOLS, chat, client, post
+from validators import ToolCall, Word
 
 NEARLY = Script(text=LEAD, calls=(Call("send", '{"city": "Rome", "n": 1}'),), margin=0.04)
 CLEARLY = replace(NEARLY, margin=1.5)
@@ -108,6 +109,71 @@ def test_another_call_from_the_start_says_nothing_without_a_shared_history() -> 
     result = judged([PARIS], [CLEARLY, PARIS], {"chat_prompt_ids": False})
     finding = result.choices[0].findings[0]
     assert (finding.word, finding.reason) == (Word.UNVERIFIED, "no_shared_history")
+
+
+def judged_as_response(
+    theirs: Sequence[Script], can: dict[str, Any] | None = None, *, silent: bool = False, **fields: Any
+) -> Examination:
+    """Likewise of an exchange that was a response: its ids were told, and neither token texts nor logprobs."""
+
+    async def main() -> Examination:
+        async with StandIn([PARIS]) as primary, StandIn(theirs) as reference, client(reference) as engine:
+            abilities = await discover(engine)
+            exchange = await exchange_with(primary)
+            tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
+            sent = {"model": "smollm2", "input": HELLO, "tools": tools, "max_output_tokens": 200, "temperature": 0}
+            exchange.request = dialects.request_of(Dialect.RESPONSES, sent | fields)
+            for choice in exchange.answer.choices.values():
+                choice.token_bytes = choice.top = choice.emitted_wins = None
+                choice.lead = choice.content = "" if silent else choice.content
+            return await examine(exchange, engine, replace(abilities, **(can or {})), None)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "fields", "word", "reason"),
+    [
+        ([PARIS], {}, Word.MATCH, ""),
+        ([PARIS], {"temperature": 1}, Word.MATCH, ""),
+        ([CLEARLY, PARIS], {}, Word.MISMATCH, "arguments"),
+        # whether it was sampled or chosen is not told
+        ([CLEARLY, PARIS], {"temperature": 1}, Word.UNVERIFIED, "no_logprobs"),
+        ([CLEARLY, PARIS], {"temperature": None}, Word.UNVERIFIED, "no_logprobs"),
+        # with every penalty named, nothing but the winner can have been emitted
+        ([NEARLY, PARIS], {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}, Word.NEAR_TIE,
+         "arguments"),
+    ],
+)  # fmt: skip
+def test_a_response_whose_ids_were_told_is_compared_on_them(
+    theirs: list[Script], fields: dict[str, Any], word: Word, reason: str
+) -> None:
+    report = judged_as_response(theirs, **fields).choices[0]
+    assert report.ways == ["score", "continue"]
+    assert report.start is not None
+    (finding,) = report.findings
+    assert (finding.word, finding.reason) == (word, reason)
+
+
+@pytest.mark.parametrize(
+    ("silent", "temperature", "word", "reason"),
+    [
+        (True, 0, Word.MISMATCH, "arguments"),
+        (True, 1, Word.UNVERIFIED, "no_shared_history"),
+        (False, 0, Word.UNVERIFIED, "no_shared_history"),
+    ],
+)
+def test_a_reference_that_takes_no_prompt_ids_repeats_a_response(
+    monkeypatch: pytest.MonkeyPatch, silent: bool, temperature: int, word: Word, reason: str  # noqa: FBT001
+) -> None:  # fmt: skip
+    async def replay(*_args: Any, **_terms: Any) -> Choice:
+        return Choice(0, content="" if silent else LEAD, calls=(ToolCall("send", '{"city": "Rome", "n": 1}'),))
+
+    monkeypatch.setattr(Engine, "replay", replay)
+    can = {"chat_prompt_ids": False}
+    report = judged_as_response([PARIS], can, silent=silent, temperature=temperature).choices[0]
+    assert report.ways == ["score", "replay"]
+    assert [(finding.word, finding.reason) for finding in report.findings] == [(word, reason)]
 
 
 def test_where_texts_are_unknown_the_call_is_found_by_detokenizing() -> None:

@@ -15,10 +15,12 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from proxy.cut import Nulls
 from proxy.gate import REST, HeldTooMuchError, Signal
 from proxy.gates import responses
 from proxy.gates.responses import ResponsesGate, ResponsesWhole, choice_of_whole, refused_whole, substituted_whole
 from proxy.gates.responses_reading import BUILT_IN
+from proxy.inject import Removal
 from shadow.wire import answers, responses_answer, sse
 from tests.proxy.gates.responsesstreams import BY_NAME, CORPUS, SHORT, Stream, dumps, leaked
 from validators import ToolCall
@@ -27,6 +29,7 @@ DATA = Path(__file__).parent / "data" / "responses"
 RECORDED = sorted(path.stem for path in DATA.glob("*.sse"))
 REFUSED = "[counterproof] no"
 OTHER = ToolCall("look", '{"where":"here"}', "call_other")
+NULLS = Nulls(frozenset({b"input_messages", b"output_messages"}), frozenset(), within=b"response")  # as `plan` has it
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 every = pytest.mark.parametrize("stream", CORPUS, ids=[stream.name for stream in CORPUS])
 
@@ -200,6 +203,85 @@ def test_recorded_streams(name: str) -> None:
         assert refused.status == "completed"
         assert b"raw_message_tokens" not in sent
         assert calls[0].arguments.encode() not in sent
+
+
+def of_the_clients_own(body: bytes) -> bytes:
+    """A recorded stream as its client gets it that asked for no raw messages."""
+    removal = Removal(NULLS)
+    return removal.feed(body) + removal.rest
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("verdict", ["release", "refuse", "substitute"])
+def test_what_was_injected_is_cut_out_whatever_becomes_of_the_calls(name: str, verdict: str) -> None:
+    body = (DATA / f"{name}.sse").read_bytes()
+    plain = of_the_clients_own(body)
+    assert b"raw_message_tokens" not in plain
+    for size in (1, 999, len(body)):
+        driver = Driver(verdict, ResponsesGate(removal=Removal(NULLS)))
+        sent = driver.run(body[i : i + size] for i in range(0, len(body), size))
+        assert sent == through([plain], verdict)
+        choice, told = driver.gate.choice(0), responses_answer.read(body, stream=True).choices[0]
+        assert (choice.prompt_ids, choice.token_ids) == (told.prompt_ids, told.token_ids)
+        assert (choice.token_ids is not None) == (plain != body)
+
+
+def with_raw_messages(stream: Stream) -> tuple[bytes, bytes]:
+    """A stream of the corpus as a primary sends it that was asked for them, and as its client is to be told of it."""
+    text = b" ".join(secret.replace(b"\\", b"").replace(b'"', b"") for secret in stream.secrets).decode(errors="ignore")
+    raw = dumps([{"message": f"<tool_call>{text}", "tokens": [1, 2, 3], "type": "raw_message_tokens"}])
+    asked = b'"response":{"input_messages":%b,"output_messages":%b,"'
+    told, plain = (stream.body.replace(b'"response":{"', asked % (value, value)) for value in (raw, b"null"))
+    return told, plain
+
+
+@every
+def test_raw_messages_change_nothing_of_what_becomes_of_a_stream(stream: Stream) -> None:
+    told, plain = with_raw_messages(stream)
+    removal = Removal(NULLS)
+    cut_out = removal.feed(told) + removal.rest == plain  # where the JSON is broken, nothing can be cut out of it
+    for size in (len(told), 999):
+        pieces = [told[i : i + size] for i in range(0, len(told), size)]
+        sent = Driver("refuse", ResponsesGate(removal=Removal(NULLS))).run(pieces)
+        assert leaked(sent, stream) is None
+        if cut_out:
+            assert b"raw_message_tokens" not in sent
+            assert sent == through([plain])
+            released = Driver("release", ResponsesGate(removal=Removal(NULLS))).run(pieces)
+            assert released == through([plain], "release")
+
+
+def test_raw_messages_are_cut_out_of_nearly_all_streams() -> None:
+    def cut_out(stream: Stream) -> bool:
+        told, plain = with_raw_messages(stream)
+        removal = Removal(NULLS)
+        return told != plain and removal.feed(told) + removal.rest == plain
+
+    assert sum(map(cut_out, CORPUS)) >= 0.8 * len(CORPUS)
+
+
+@pytest.mark.slow
+def test_raw_messages_in_a_stream_cut_at_every_byte() -> None:
+    told, plain = with_raw_messages(BY_NAME["text then a call"])
+    refused, released = through([plain]), through([plain], "release")
+    for at in range(1, len(told)):
+        pieces = [told[:at], told[at:]]
+        assert Driver("refuse", ResponsesGate(removal=Removal(NULLS))).run(pieces) == refused
+        assert Driver("release", ResponsesGate(removal=Removal(NULLS))).run(pieces) == released
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_whole_answer_is_judged_by_its_ids_and_refused_without_them(name: str) -> None:
+    raw = (DATA / f"{name}.json").read_bytes()
+    body = NULLS.apply(raw)
+    assert body is not None
+    whole, told = ResponsesWhole(raw, body), responses_answer.read(raw, stream=False).choices[0]
+    for choice in (whole.held or {}).values():
+        assert (choice.prompt_ids, choice.token_ids) == (told.prompt_ids, told.token_ids)
+        for instead in (REFUSED, [OTHER]):
+            sent = whole.replaced({0: instead})
+            assert b"raw_message_tokens" not in sent
+            Response.model_validate_json(sent)
 
 
 @pytest.mark.parametrize("name", RECORDED)

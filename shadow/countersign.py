@@ -30,7 +30,7 @@ class Countersigning:
         self.continued: dict[tuple[str, int], Continuation] = {}
         self._request, self.primary = request, primary
         self._tasks = Tasks("countersign")
-        self._begun: dict[tuple[str, int], tuple[int, Wait[Choice | None]]] = {}
+        self._begun: dict[tuple[str, int], tuple[int | None, Wait[Choice | None]]] = {}
 
     def warm(self) -> None:
         """The request has arrived: its prompt is read by every reference while the primary answers."""
@@ -41,8 +41,11 @@ class Countersigning:
         """Some of a choice's tokens are no text: the references go on from there, before anybody knows of a call.
 
         Does nothing where the place cannot be told yet, or where it was begun already; what was begun at another place
-        ends.
+        ends. Where a dialect tells no tokens as they come, they answer the whole request by themselves meanwhile.
         """
+        if not self._request.tells_tokens:
+            self._begin_replay(choice.index)
+            return
         start = self._start(choice)
         if start is None or choice.prompt_ids is None or len(choice.token_ids or ()) < start:
             return
@@ -56,6 +59,13 @@ class Countersigning:
                 begun[1].cancel()
             work = _continue(reference.peer.engine, self._request, history, start)
             self._begun[key] = (start, self._tasks.start(f"continue:{reference.name}", work))
+
+    def _begin_replay(self, index: int) -> None:
+        for reference in self._fit():
+            if (reference.name, index) not in self._begun:
+                work = _replay(reference.peer.engine, self._request)
+                task = self._tasks.start(f"replay:{reference.name}", work)
+                self._begun[reference.name, index] = (None, task)
 
     def _fit(self) -> list[Reference]:
         """Who can be asked now: what is begun early is not worth waiting for anybody."""
@@ -94,6 +104,9 @@ class Countersigning:
         if (begun := self._begun.pop((name, choice.index), None)) is None:
             return None
         (at, work), start = begun, call_start(choice)
+        if at is None:
+            own = await work
+            return None if own is None or own.finish_reason == "length" else Continuation(None, own)
         if start is None or at != start.index:
             work.cancel()
             return None
@@ -119,6 +132,14 @@ async def _continue(engine: Engine, request: Request, history: Sequence[int], st
     """The engine's own answer, None where it has none: then it is asked again, and says why."""
     try:
         return await engine.go_on(request, history, used=start, expected=_EXPECTED)
+    except EngineError:
+        return None
+
+
+async def _replay(engine: Engine, request: Request) -> Choice | None:
+    """Likewise, of an answer to the whole request."""
+    try:
+        return await engine.replay(request, expected=_EXPECTED)
     except EngineError:
         return None
 

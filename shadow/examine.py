@@ -137,11 +137,11 @@ async def _examine(
     for choice in exchange.answer.choices.values():
         report = ChoiceReport(choice.index, calls=choice.calls)
         report.not_comparable = reason or _choice_reason(request, choice)
+        ready = exchange.continued.get((engine.name, choice.index))
         if _by_replay(request, report.not_comparable):
-            own = own or await engine.replay(request, expected=_told_tokens(exchange))
+            own = own or _repeated(ready) or await engine.replay(request, expected=_told_tokens(exchange))
             _compare_calls(report, request, choice, own, policy)
         elif report.not_comparable is None:
-            ready = exchange.continued.get((engine.name, choice.index))
             await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run()
         elif choice.calls:
             report.findings = compare.unverified(choice.calls, report.not_comparable)
@@ -165,21 +165,36 @@ async def countersign(
     """What one reference says of the calls of a choice, for somebody who waits for it.
 
     Its own call comes first; the call's region is forced only where the two differ, to tell why. `ready` is a
-    continuation that was begun while the call was still being written.
+    continuation that was begun while the call was still being written, or an answer of its own: that countersigns the
+    same calls, and says no more where tokens are known to go on from.
 
     Raises:
         EngineError: the engine could not be asked.
     """
     report = ChoiceReport(choice.index, calls=choice.calls)
     report.not_comparable = "multimodal" if request.multimodal else _choice_reason(request, choice)
+    own = _repeated(ready)
     if _by_replay(request, report.not_comparable):
-        own = await engine.replay(request, expected=len(choice.token_ids or ()) or _UNTOLD_TOKENS)
+        own = own or await engine.replay(request, expected=len(choice.token_ids or ()) or _UNTOLD_TOKENS)
+        _compare_calls(report, request, choice, own, policy)
+        report.own = Continuation(None, own)
+    elif report.not_comparable is None and own is not None and _same_calls(choice, own, policy):
         _compare_calls(report, request, choice, own, policy)
     elif report.not_comparable is None:
         await _Examiner(request, choice, engine, can, report, _raw(primary), policy, ready).run_calls()
     else:
         report.findings = compare.unverified(choice.calls, report.not_comparable)
     return report
+
+
+def _repeated(ready: Continuation | None) -> Choice | None:
+    """An answer to the whole request, if that is what was got ready."""
+    return ready.own if ready is not None and ready.start is None else None
+
+
+def _same_calls(choice: Choice, own: Choice, policy: compare.PolicyOf) -> bool:
+    findings = compare.judge_calls(choice.calls, own.calls, differing=Word.MISMATCH, policy=policy)
+    return all(finding.word in {Word.MATCH, Word.EQUIVALENT} for finding in findings)
 
 
 def _raw(primary: Capabilities | None) -> bool:

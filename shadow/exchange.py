@@ -285,9 +285,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A reference's own answer from output token `start` of the primary's history on."""
+    """A reference's own answer from output token `start` of the primary's history on; None: to the request alone."""
 
-    start: int
+    start: int | None
     own: Choice
 
 

@@ -10,6 +10,7 @@ from proxy.http import Refusal, Send
 from proxy.keys import CREDENTIALS
 from proxy.paths import Denied
 from proxy.regime import Regime
+from proxy.switch import Modes
 from shadow.countersign import Countersigning
 from shadow.exchange import Request
 from shadow.judge import Case
@@ -81,14 +82,14 @@ class Blocking:
         self._regime.saw(request.tool_names)
         headers = {name: heads[name.encode()].decode("latin-1") for name in book.headers if name.encode() in heads}
         scope = f"{_credential(heads)}:{conversation}"
-        return Case(book, request, body, scope, headers, self._approvals.approved)
+        return Case(book, request, body, scope, headers, self._approvals.approved, self._approvals.went_out)
 
-    def begin(self, exchange: str, case: Case, mirror: Mirror) -> Holding:
-        """Holds the answer of a request that begins now; its references are warmed."""
+    def begin(self, exchange: str, case: Case, mirror: Mirror, modes: Modes) -> Holding:
+        """Holds the answer of a request that began with these modes; its references are warmed."""
         signing = Countersigning(case.request, mirror.references if case.policy.agree else (), mirror.primary)
-        modes = self._regime.switch.of_calls(case.request.model)
+        of_calls = modes.of_calls(case.request.model)
         holding = Holding(
-            exchange, case, signing, self._regime.terms, self._approvals, self._record, self._witness, modes
+            exchange, case, signing, self._regime.terms, self._approvals, self._record, self._witness, of_calls
         )
         holding.warm()
         return holding

@@ -208,15 +208,20 @@ def _raw(name: str) -> tuple[str, type[msgspec.Raw], msgspec.Raw]:
 class Nulls:
     """Puts `null` in place of the values of some keys.
 
-    `top` are keys of the top level, and of the object that is the top level's `within`; `choice` keys of the elements
-    of `choices`. With `drop_empty`, a payload whose only choice has exactly `"delta":{}` and `"finish_reason":null` is
-    dropped: it exists only because ids were asked.
+    `top` are keys of the top level, `choice` keys of the elements of `choices`. With `within`, `top` are keys of that
+    object as well, and what names none of them is not looked through (there are no choices). With `drop_empty`, a
+    payload whose only choice has exactly `"delta":{}` and `"finish_reason":null` is dropped: it exists only because ids
+    were asked.
     """
 
     top: frozenset[bytes]
     choice: frozenset[bytes]
     drop_empty: bool = False
     within: bytes | None = None
+
+    def named_in(self, payload: bytes) -> bool:
+        """Whether some of the keys may stand in a payload, which may be the beginning of one."""
+        return any(b'"' + key + b'"' in payload for key in self.top | self.choice)
 
     def apply(self, payload: bytes) -> bytes | None:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""

@@ -8,6 +8,7 @@ import asyncio
 import functools
 import time
 from dataclasses import replace
+from typing import cast
 
 import aiohttp
 import structlog
@@ -16,7 +17,8 @@ from proxy import http
 from proxy.block import Holding
 from proxy.blocking import Answering, Blocking
 from proxy.dialects import HELD
-from proxy.gates.stored import WITHHELD, response_id, stored_id
+from proxy.gate import Gate
+from proxy.gates.stored import WITHHELD, Watched
 from proxy.guard import Guard, Guards
 from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal
@@ -42,7 +44,6 @@ _EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 _READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its head is not waited for
 _SEEN_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1"})  # in which calls are written alike
-_HEAD = 64 * 1024  # of an answer, in which it says what it is called
 _CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
@@ -80,7 +81,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        passage = Passage(scope, dict(scope["headers"]), self._routes.default, mode=self._regime.switch.strongest())
+        passage = Passage(scope, dict(scope["headers"]), self._routes.default, self._regime.switch.now)
         self.in_flight += 1
         try:
             if refusal := self._refusal(scope, passage.heads):
@@ -100,7 +101,7 @@ class Forwarder:
             return http.NO_KEY
         if self._denied(scope["raw_path"]):
             return http.PATH_DENIED
-        if self._reading.withheld and self._reading.withheld.knows(stored_id(scope["path"])):
+        if self._reading.withheld and self._reading.withheld.refers(scope["raw_path"]):
             return WITHHELD
         if http.length(heads) > self._most:
             return http.TOO_LARGE
@@ -144,8 +145,8 @@ class Forwarder:
                 try:
                     await self._relay_held(passage, response, passage.holding, send)
                 finally:  # a client that left before the verdict must not fetch the call afterwards
-                    if passage.names_itself and (passage.holding.acted or not passage.ended):
-                        self._reading.withheld.refused(response_id(passage.head, stream=passage.sse))
+                    if passage.keeping is not None and (passage.holding.acted or not passage.ended):
+                        passage.keeping.refused()
                 return
             whole = None
             if passage.injection is not None and not passage.sse:
@@ -269,8 +270,10 @@ class Forwarder:
 
         out = Answering(send, start, refuse)
         if passage.sse and not unread and not failed:
-            removal = Removal(injection.nulls) if injection else None
-            await holding.stream(functools.partial(self._next, passage, response), held.gate(removal, built_in), out)
+            gate = held.gate(Removal(injection.nulls) if injection else None, built_in)
+            if passage.keeping is not None:
+                gate = cast("Gate", Watched(gate, passage.keeping, lambda: holding.acted))
+            await holding.stream(functools.partial(self._next, passage, response), gate, out)
         else:
             result: bytes | Refusal
             try:
@@ -279,7 +282,11 @@ class Forwarder:
                     result = body
                 else:
                     whole = None if failed or unread else held.whole(raw, body, built_in)
+                    if passage.keeping is not None:
+                        passage.keeping.hold()
                     result = await holding.whole(whole, body)
+                    if passage.keeping is not None and not holding.acted:
+                        passage.keeping.go()
             except _OutgrownError:
                 result = holding.refuse_size()
             if isinstance(result, Refusal):
@@ -300,8 +307,8 @@ class Forwarder:
             if passage.first_byte is None:
                 passage.first_byte = now
             passage.last = chunk
-            if passage.names_itself and len(passage.head) < _HEAD:
-                passage.head += chunk
+            if passage.keeping is not None:
+                passage.keeping.see(chunk, stream=passage.sse)
             if passage.copy is not None:
                 passage.copied += len(chunk)
                 passage.copy.append(chunk)

@@ -14,13 +14,14 @@ from typing import NamedTuple
 from proxy.cut import NotJsonError, Nulls, add_members, set_members, text_of
 from shadow.ask import client_limit
 from shadow.exchange import Dialect, Request, flag
-from shadow.wire import sse
+from shadow.wire import answers, sse
 
 _CHAT_TOP = frozenset({b"prompt_token_ids"})
 _CHAT_CHOICE = frozenset({b"token_ids"})
 _COMPLETIONS_CHOICE = frozenset({b"prompt_token_ids", b"token_ids"})
 _LOGPROBS = frozenset({b"logprobs"})
 _RAW_MESSAGES = frozenset({b"input_messages", b"output_messages"})
+_OUT_OF_RESPONSES = Nulls(_RAW_MESSAGES, frozenset(), within=b"response")
 _SPOKEN_OF = frozenset(
     {
         "echo",
@@ -99,10 +100,11 @@ def plan(
 
 def _plan_raw_messages(request: Request, body: bytes, *, keeps_responses: bool) -> Injection | None:
     """A response tells its ids at its end, in what it shows of its raw messages; logprobs it never tells as ids."""
-    sent, kept = request.sent or {}, keeps_responses and flag((request.sent or {}).get("store")) is not False
+    sent = request.sent or {}
     # Whoever fetches a response later gets all of it, and there nobody knows what was put in.
-    fetched_later = kept or flag(sent.get("background")) is True
-    if fetched_later or request.multimodal or flag(sent.get("enable_response_messages")) is True:
+    kept = keeps_responses and flag(sent.get("store")) is not False
+    asked = flag(sent.get("enable_response_messages")) is True
+    if kept or flag(sent.get("background")) is True or asked or request.multimodal:
         return None
     try:
         if "enable_response_messages" in sent:
@@ -111,10 +113,7 @@ def _plan_raw_messages(request: Request, body: bytes, *, keeps_responses: bool) 
             new = add_members(body, b'"enable_response_messages":true', empty=not sent)
     except NotJsonError:
         return None
-    return Injection(new, _OF_RESPONSES)
-
-
-_OF_RESPONSES = Nulls(_RAW_MESSAGES, frozenset(), within=b"response")
+    return Injection(new, _OUT_OF_RESPONSES)
 
 
 def _may(request: Request) -> bool:
@@ -208,8 +207,17 @@ class Removal:
 
     @property
     def rest(self) -> bytes:
-        """What the stream ended with, without an event's end: as it came."""
-        return self._splitter.rest
+        """What the stream ended with, without an event's end: as an event if it is a whole one, else as it came.
+
+        Half of one that names what was injected is nothing: it cannot be cut, and no reader takes it for an event.
+        """
+        rest = self._splitter.rest
+        payload = sse.data_of(rest) if rest else None
+        if payload is None:
+            return rest
+        if payload.strip() == sse.DONE or answers.read_object(payload) is not None:
+            return self.edit(rest)
+        return b"" if self._nulls.named_in(payload) else rest
 
     def edit(self, block: bytes) -> bytes:
         """One whole block of the stream, for who splits it: fed in order, and never beside `feed`."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from random import getrandbits
 
 from proxy.block import Holding
+from proxy.gates.stored import Keeping
 from proxy.http import Scope
 from proxy.inject import Injection
 from proxy.pool import Body
 from proxy.routes import Upstream
-from proxy.switch import Mode
+from proxy.switch import Mode, Modes
 from shadow.exchange import Dialect, Request, Timings
 from shadow.judge import Case
 from shadow.mirror import Capture
@@ -21,14 +22,16 @@ from shadow.wire import sse
 class Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
 
+    `modes` are those that it began with, and `mode` is its own of them: the strongest until its model is known.
     `request` is None where it is not understood, `unread` says that it was too large for that, `later` that it is read
-    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `head` is the
-    beginning of an answer that `names_itself`.
+    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `keeping` keeps
+    a held answer from being fetched elsewhere.
     """
 
     scope: Scope
     heads: dict[bytes, bytes]
     to: Upstream
+    modes: Modes
     id: str = field(default_factory=lambda: f"cp-{getrandbits(128):032x}")  # a name, and no secret
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
@@ -40,8 +43,7 @@ class Passage:
     request: Request | None = None
     later: Dialect | None = None
     refused: bool = False
-    names_itself: bool = False
-    head: bytes = b""
+    keeping: Keeping | None = None
     built_in: Sequence[str] = ()
     injection: Injection | None = None
     conversation: str = ""
@@ -54,9 +56,12 @@ class Passage:
     copied: int = 0
     last: bytes = b""
     problem: str | None = None
-    mode: Mode = "observe"
+    mode: Mode = field(init=False)
     holding: Holding | None = None
     answered_by: int = 0
+
+    def __post_init__(self) -> None:
+        self.mode = self.modes.strongest
 
     @property
     def complete(self) -> bool:

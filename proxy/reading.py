@@ -1,6 +1,9 @@
 """What the door reads of a request before it passes it on: whose it is, what is put in, and whether it is held."""
 
+import asyncio
+import json
 import time
+from collections.abc import Mapping
 
 import orjson
 import structlog
@@ -8,11 +11,12 @@ import structlog
 from proxy import http
 from proxy.blocking import UNVERIFIABLE, Blocking
 from proxy.dialects import HELD
-from proxy.gates.stored import WITHHELD, Withheld
+from proxy.gates.stored import WITHHELD, Keeping, Withheld
 from proxy.http import Refusal
 from proxy.inject import plan
 from proxy.metrics import Metrics
 from proxy.passage import Passage
+from proxy.paths import segments
 from proxy.regime import Regime
 from proxy.routes import Routes, model_of
 from proxy.settings import Settings
@@ -29,6 +33,7 @@ DIALECTS = {path: dialect for dialect, path in dialects.PATHS.items()}
 
 MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
 _WITHHELD_S = 30 * 86400.0
+_ASIDE = 1024 * 1024  # a body larger than this is parsed in a thread
 
 
 class Reading:
@@ -67,15 +72,20 @@ class Reading:
             passage.to = self._routes.pick_by_path(scope["path"])
             passage.body = await upload.read(0) or None
             return
-        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" and passage.mode != "off" else None
+        dialect = DIALECTS.get(scope["path"]) if scope["method"] == "POST" else None
+        # Whatever the mode is now: what was not let out then is not built on.
+        builds = bool(self.withheld) and (segments(scope["raw_path"]) or ())[-1:] == ("responses",)
+        dialect = None if passage.mode == "off" else dialect
         needed = self._compares or passage.mode == "block" or self._regime.judges
-        if not self._routes.by_model and (dialect is None or not needed):
+        if not (self._routes.by_model or builds) and (dialect is None or not needed):
             # What came with the head is at hand, and can be sent twice; nothing is waited for.
             first = await upload.read_first()
             passage.body = upload.stream() if first is None else first
             return
-        whole = await upload.read(self._most if self._routes.by_model else self._copy_limit)
+        whole = await upload.read(self._most if self._routes.by_model or builds else self._copy_limit)
         passage.body = upload.stream() if whole is None else whole
+        if builds and whole is not None:  # else it is larger than anything that is passed on
+            passage.refused = await self._builds_on_withheld(whole, passage.heads)
         if dialect is not None and self._can_wait(passage):
             passage.later, passage.copy = dialect, []
         elif dialect is not None:
@@ -114,25 +124,23 @@ class Reading:
         header = self._conversation_header
         named = passage.heads.get(header) if header else None
         passage.to = self._routes.pick(request.model)
+        mode = passage.modes.mode_for(request.model)
         if passage.later is None:
-            passage.mode = self._regime.switch.mode_for(request.model)
-        elif self._regime.switch.mode_for(request.model) == "off":
-            return
-        if passage.mode == "off":
+            passage.mode = mode
+        if mode == "off":
             return
         passage.request = request
         mirror = passage.to.mirror
         passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
         passage.sampled = mirror.wants(request, passage.conversation)
-        passage.refused = bool(self.withheld) and self._builds_on_withheld(request)
         if not request.tells_tokens:
             passage.built_in = dialects.built_in(request)
             for kind in passage.built_in:
                 self._metrics.built_in(request.dialect.value, kind)
         held = passage.mode == "block" and request.dialect in HELD and self._blocking.allows(passage.built_in)
         if held:
-            passage.holding = self._blocking.begin(passage.id, self.case(passage, request), mirror)
-            passage.names_itself = request.dialect is Dialect.RESPONSES
+            passage.holding = self._blocking.begin(passage.id, self.case(passage, request), mirror, passage.modes)
+            passage.keeping = Keeping(self.withheld) if request.dialect is Dialect.RESPONSES else None
         if passage.later is not None or not (passage.sampled or held):
             return
         passage.copy = [] if passage.sampled else None
@@ -140,12 +148,17 @@ class Reading:
             can, level = mirror.primary.can, passage.to.level(request.dialect, request.model)
             k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
             keeps = can is None or can.keeps_responses is not False
-            passage.injection = plan(
-                request, body, level, k, room=MAX_EDITED, longest=longest, keeps_responses=keeps
-            )
+            passage.injection = plan(request, body, level, k, room=MAX_EDITED, longest=longest, keeps_responses=keeps)
 
-    def _builds_on_withheld(self, request: Request) -> bool:
-        before = (request.sent or {}).get("previous_response_id")
+    async def _builds_on_withheld(self, body: bytes, heads: Mapping[bytes, bytes]) -> bool:
+        """Whether a request goes on from a response that was withheld; one that cannot be read here may."""
+        if heads.get(b"content-encoding", b"identity") != b"identity":
+            return True
+        try:  # as servers read it: NaN, and other encodings than UTF-8
+            sent = await asyncio.to_thread(json.loads, body) if len(body) > _ASIDE else json.loads(body)
+        except (ValueError, RecursionError):
+            return False  # no server makes anything of it
+        before = sent.get("previous_response_id") if isinstance(sent, dict) else None
         return isinstance(before, str) and self.withheld.knows(before)
 
     def case(self, passage: Passage, request: Request) -> Case:

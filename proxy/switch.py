@@ -5,10 +5,12 @@ before a tool before a model before all, and where there is none, the configured
 replaces the older one. An expiry is kept on the monotonic clock: a wall clock that is set anew does not move it.
 """
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from shadow.errors import CounterproofError
@@ -71,6 +73,65 @@ class Change:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Modes:
+    """What the switch says at one moment: a request keeps the modes that it began with."""
+
+    configured: Mode
+    settings: Mapping[Target, Setting]
+
+    @functools.cached_property
+    def for_all(self) -> Mode:
+        """The mode for all that nothing more specific is set for."""
+        return self._of((None, None))
+
+    @functools.cached_property
+    def strongest(self) -> Mode:
+        """The strongest mode that anything may be in, for whoever knows neither model nor tools yet."""
+        return max((self.for_all, *(setting.mode for setting in self.settings.values())), key=MODES.index)
+
+    @functools.cached_property
+    def _tools(self) -> bool:
+        return any(tool is not None for _model, tool in self.settings)
+
+    def of_calls(self, model: str | None) -> Callable[[str], Mode]:
+        """The mode for each tool's calls by a model."""
+        modes, for_others = self._by_tool(model)
+        return (lambda tool: modes.get(normalised(tool), for_others)) if modes else (lambda _tool: for_others)
+
+    def mode_for(self, model: str | None) -> Mode:
+        """The mode for a model's request: the strongest of any call that may come of it, of an undeclared tool too."""
+        if not self.settings:  # nearly always, and asked for every request
+            return self.configured
+        modes, for_others = self._by_tool(model)
+        return max(for_others, *modes.values(), key=MODES.index) if modes else for_others
+
+    def _by_tool(self, model: str | None) -> tuple[dict[str, Mode], Mode]:
+        """By tool, where one has a mode of its own with this model, and for all others."""
+        if model == "":
+            return self._of_any()
+        for_others = self._of((model, None), (None, None))
+        if not self._tools:
+            return {}, for_others
+        tools = {tool for at, tool in self.settings if tool is not None and at in {None, model}}
+        return {tool: self._of((model, tool), (None, tool)) for tool in tools}, for_others
+
+    def _of_any(self) -> tuple[dict[str, Mode], Mode]:
+        """As `_by_tool` for a request that names no model: its server takes one, and that may be any of those named."""
+        named = {model for model, _tool in self.settings if model} | {None}
+        found = [self._by_tool(model) for model in named]
+        tools = {tool for modes, _for_others in found for tool in modes}
+        by_tool = {tool: [modes.get(tool, for_others) for modes, for_others in found] for tool in tools}
+        for_others = max((for_others for _modes, for_others in found), key=MODES.index)
+        return {tool: max(modes, key=MODES.index) for tool, modes in by_tool.items()}, for_others
+
+    def _of(self, *targets: Target) -> Mode:
+        for target in targets:
+            if (setting := self.settings.get(target)) is not None:
+                return setting.mode
+        return self.configured
+
+
 class Switch:
     """The settings in force, over the configured mode. `clock` gives monotonic seconds, `wall` epoch seconds.
 
@@ -86,74 +147,31 @@ class Switch:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._configured: Mode = configured
         self._record, self._clock, self._wall = record, clock, wall
-        self._settings: dict[Target, Setting] = {}
-        self._tools = False  # whether any setting is for a tool
+        self._now = Modes(configured, {})
         self._next_end = math.inf
 
     # --- what is in force -------------------------------------------------------------------------------------
 
     @property
+    def now(self) -> Modes:
+        """What holds now, and goes on to hold for a request that begins now."""
+        self.expire()
+        return self._now
+
+    @property
     def configured(self) -> Mode:
         """The mode that holds where no setting does."""
-        return self._configured
+        return self._now.configured
 
     @property
     def mode(self) -> Mode:
         """The mode for all that nothing more specific is set for."""
-        if not self._settings:  # nearly always, and asked for every request
-            return self._configured
-        self.expire()
-        return self._of((None, None))
-
-    def mode_of_tool(self, model: str | None, tool: str) -> Mode:
-        """The mode for a call of a tool by a model."""
-        return self.of_calls(model)(tool)
-
-    def of_calls(self, model: str | None) -> Callable[[str], Mode]:
-        """The mode for each tool's calls by a model, as it is now: a request keeps the mode that it began with."""
-        modes, for_others = self._modes(model)
-        return (lambda tool: modes.get(normalised(tool), for_others)) if modes else (lambda _tool: for_others)
-
-    def mode_for(self, model: str | None) -> Mode:
-        """The mode for a model's request: the strongest of any call that may come of it, of an undeclared tool too."""
-        if not self._settings:
-            return self._configured
-        modes, for_others = self._modes(model)
-        return max(for_others, *modes.values(), key=MODES.index) if modes else for_others
-
-    def _modes(self, model: str | None) -> tuple[dict[str, Mode], Mode]:
-        """By tool, where one has a mode of its own with this model, and for all others."""
-        self.expire()
-        if model == "":
-            return self._modes_of_any()
-        for_others = self._of((model, None), (None, None))
-        if not self._tools:
-            return {}, for_others
-        tools = {tool for at, tool in self._settings if tool is not None and at in {None, model}}
-        return {tool: self._of((model, tool), (None, tool)) for tool in tools}, for_others
-
-    def _modes_of_any(self) -> tuple[dict[str, Mode], Mode]:
-        """As `_modes` for a request that names no model: its server takes one, and that may be any of those named."""
-        named = {model for model, _tool in self._settings if model} | {None}
-        found = [self._modes(model) for model in named]
-        tools = {tool for modes, _for_others in found for tool in modes}
-        by_tool = {tool: [modes.get(tool, for_others) for modes, for_others in found] for tool in tools}
-        for_others = max((for_others for _modes, for_others in found), key=MODES.index)
-        return {tool: max(modes, key=MODES.index) for tool, modes in by_tool.items()}, for_others
-
-    def strongest(self) -> Mode:
-        """The strongest mode that anything may be in now, for whoever knows neither model nor tools yet."""
-        found = self.mode
-        for setting in self._settings.values():
-            found = _stronger(found, setting.mode)
-        return found
+        return self.now.for_all
 
     def settings(self) -> list[Setting]:
         """All settings, oldest first."""
-        self.expire()
-        return list(self._settings.values())
+        return list(self.now.settings.values())
 
     def until(self, setting: Setting) -> float | None:
         """When a setting ends, in epoch seconds by the wall clock as it is now."""
@@ -162,12 +180,6 @@ class Switch:
     def next_end(self) -> float | None:
         """Seconds until a setting ends by itself, 0 where one is due; None where none does."""
         return None if self._next_end == math.inf else max(0.0, self._next_end - self._clock())
-
-    def _of(self, *targets: Target) -> Mode:
-        for target in targets:
-            if (setting := self._settings.get(target)) is not None:
-                return setting.mode
-        return self._configured
 
     # --- turning it -------------------------------------------------------------------------------------------
 
@@ -191,16 +203,16 @@ class Switch:
         ends = None if seconds is None else self._clock() + _duration(seconds)
         setting = Setting(mode, _name("model", model), _tool(tool), ends, _reason(reason), who, self._wall())
         self.expire()
-        before = self._settings.get(setting.target)
-        if before is None and len(self._settings) >= MAX_SETTINGS:
+        now = self._now
+        before = now.settings.get(setting.target)
+        if before is None and len(now.settings) >= MAX_SETTINGS:
             raise SwitchError(f"mode: {MAX_SETTINGS} settings are in force; clear some of them first")
-        for_all = mode if setting.target == (None, None) else self._of((None, None))
+        for_all = mode if setting.target == (None, None) else now.for_all
         self._record(
             Change("set", for_all, setting.at, setting, before, self.until(setting), who=who, reason=setting.reason)
         )
-        self._settings.pop(setting.target, None)
-        self._settings[setting.target] = setting
-        self._changed()
+        others = {target: other for target, other in now.settings.items() if target != setting.target}
+        self._put(now.configured, others | {setting.target: setting})
         return setting
 
     def clear(
@@ -213,42 +225,34 @@ class Switch:
         """
         target = _name("model", model), None if tool is None else normalised(_tool(tool) or "")
         said = _reason(reason)
-        self.expire()
-        setting = self._settings.get(target)
+        now = self.now
+        setting = now.settings.get(target)
         if setting is None:
             return None
-        for_all = self._configured if target == (None, None) else self._of((None, None))
+        for_all = now.configured if target == (None, None) else now.for_all
         self._record(Change("cleared", for_all, self._wall(), setting, who=who, reason=said))
-        del self._settings[target]
-        self._changed()
+        self._put(now.configured, {at: other for at, other in now.settings.items() if at != target})
         return setting
 
     def configure(self, mode: Mode) -> None:
         """Another mode is configured: it holds for all from now on, whatever was set for all before."""
-        self.expire()
-        before = self._settings.pop((None, None), None)
-        self._configured = mode
-        self._changed()
-        self._record(Change("configured", mode, self._wall(), before=before))
+        now = self.now
+        self._put(mode, {target: other for target, other in now.settings.items() if target != (None, None)})
+        self._record(Change("configured", mode, self._wall(), before=now.settings.get((None, None))))
 
     def expire(self) -> None:
         """Lets fall away what has ended; each one is told once."""
         if self._next_end == math.inf or (now := self._clock()) < self._next_end:
             return
-        over = [setting for setting in self._settings.values() if setting.ends is not None and setting.ends <= now]
+        modes = self._now
+        over = [setting for setting in modes.settings.values() if setting.ends is not None and setting.ends <= now]
+        self._put(modes.configured, {at: setting for at, setting in modes.settings.items() if setting not in over})
         for setting in over:
-            del self._settings[setting.target]
-        self._changed()
-        for setting in over:
-            self._record(Change("expired", self._of((None, None)), self._wall(), setting, until=self.until(setting)))
+            self._record(Change("expired", self._now.for_all, self._wall(), setting, until=self.until(setting)))
 
-    def _changed(self) -> None:
-        self._tools = any(tool is not None for _model, tool in self._settings)
-        self._next_end = min((s.ends for s in self._settings.values() if s.ends is not None), default=math.inf)
-
-
-def _stronger(one: Mode, other: Mode) -> Mode:
-    return max(one, other, key=MODES.index)
+    def _put(self, configured: Mode, settings: Mapping[Target, Setting]) -> None:
+        self._now = Modes(configured, MappingProxyType(dict(settings)))
+        self._next_end = min((s.ends for s in settings.values() if s.ends is not None), default=math.inf)
 
 
 def _duration(seconds: float) -> float:

@@ -69,7 +69,8 @@ _SAMPLING = (
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
 )
-# What a model's generation_config would otherwise fill in: the reference answers greedily and unbent.
+# What a model's generation_config would otherwise fill in: the reference answers greedily and unbent. Not where the
+# primary's unbent choice is not told: then both are bent alike, each by its own server.
 _NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _EXPLICIT = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "n": 1}
 
@@ -79,7 +80,7 @@ def allowed(request: Request, model: str) -> dict[str, Any]:
     chat = request.dialect is not Dialect.COMPLETIONS
     names = (_CHAT if chat else _COMPLETIONS) + _SAMPLING
     body = {name: request.body[name] for name in names if name in request.body}
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in _NEUTRAL.items() if request.tells_tokens else ():
         if body.get(name) is None:
             body[name] = neutral
     body |= _EXPLICIT | {"model": model, "stream": False} | told(request.dialect)

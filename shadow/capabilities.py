@@ -102,6 +102,7 @@ def refusal_as_pair(primary: Capabilities, reference: Capabilities) -> str | Non
 T = TypeVar("T")
 
 
+_NOT_THERE = frozenset({404, 405, 501})
 # What says "not now", and nothing about what an engine can do.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 
@@ -258,16 +259,17 @@ async def _takes_prompt_ids(engine: Engine, ids: tuple[int, ...]) -> bool:
 
 
 async def _keeps_responses(engine: Engine) -> bool:
-    """Whether a response can be fetched again; an engine without that API keeps none."""
+    """Whether a response may be fetched again: only an engine that plainly says so has no such API, or keeps none."""
     try:
         identity = await _respond(engine)
+        await engine.get(f"/v1/responses/{identity}")
     except Garbage:
         return True  # it answers in a way of its own: nothing is known of what it keeps
     except (Refused, Failed) as error:
         if error.status in _NOT_NOW:
             raise
-        return False
-    return await _tried(engine.get(f"/v1/responses/{identity}")) is not None
+        return error.status not in _NOT_THERE
+    return True
 
 
 async def _respond(engine: Engine) -> str:

@@ -258,6 +258,7 @@ class _Examiner:
         self.policy, self.ready = policy, ready
         self.prompt, self.output = choice.prompt_ids or (), choice.token_ids or ()
         self.raw_logprobs = raw_logprobs
+        self.forced: tuple[int, TopK] | None = None
 
     async def run(self) -> None:
         """Asks, and compares off the event loop: long answers and large calls take their time."""
@@ -306,6 +307,7 @@ class _Examiner:
         return primary_view(self.request, self.choice, kinds, raw_logprobs=self.raw_logprobs)
 
     def _compare(self, view: PrimaryView, start: int, top: TopK) -> None:
+        self.forced = (start, top)
         self.report.positions = compare_positions(view, top, start=start)
         shown = {i for p in flips(self.report.positions) for i in (p.primary_winner, p.reference_winner, p.emitted)}
         self.report.texts = {i: top.texts[i] for i in shown if i in top.texts}
@@ -322,6 +324,8 @@ class _Examiner:
         if shared and not self.request.tells_tokens and not self.request.asks_greedy:
             # The dialect tells no logprobs: whether another call was sampled or chosen, nobody knows.
             word, reason = Word.UNVERIFIED, "no_logprobs"
+        elif shared and self._nearly(own):
+            word, reason = Word.NEAR_TIE, ""
         elif shared:
             word, reason = compare.explain(self.report.positions, parted_closely=self._parted_closely(own)), ""
         elif _on_the_prompt_alone(self.request, self.choice, own):
@@ -422,6 +426,20 @@ class _Examiner:
         row = own.top[at : at + 1]
         token = np.array([self.output[self._anchor() + at]], dtype=np.int64)
         return bool(row.best()[0] - row.logprob_of(token)[0] < NEAR_TIE_NATS)
+
+    def _nearly(self, own: Choice) -> bool:
+        """Whether a greedy call whose winners were not told differs by near ties alone.
+
+        What was emitted stands for the winner here: the reference has every token of it within the threshold of its own
+        best. Under a grammar that could not be told from what only the mask chose.
+        """
+        if self.request.tells_tokens or self.request.grammar != "no" or self.forced is None:
+            return False
+        start, top = self.forced
+        rows = slice(max(0, self._anchor() - start), len(top))
+        emitted = np.array(self.output[start : start + len(top)], dtype=np.int64)[rows]
+        near = top[rows].best() - top[rows].logprob_of(emitted) < NEAR_TIE_NATS
+        return self._parted_closely(own) and bool(near.all())
 
     async def _start_by_detokenizing(self) -> CallStart | None:
         """Where texts were not told: the longest prefix of `O` that spells nothing beyond the text before the call."""

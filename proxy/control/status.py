@@ -57,7 +57,7 @@ def status_routes(
         return Status(
             version=version("counterproof"),
             mode=regime.mode,
-            strongest=regime.switch.strongest(),
+            strongest=regime.switch.now.strongest,
             primaries=[_primary(mirror) for mirror in mirrors],
             open_requests=in_flight(),
             approvals_pending=len(approvals),

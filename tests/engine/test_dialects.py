@@ -22,6 +22,7 @@ from shadow.exchange import Choice, Dialect
 from shadow.wire import dialects
 from tests.engine.fixtures import Engines
 from tests.engine.test_block import INTERFACES, PATIENT, Blocking, asking, blocking
+from tests.engine.test_leaving import total
 from tests.watching import WATCH
 
 HIGH_RISK = {"tools": [{"match": "run_command", "risk": "high"}]}
@@ -87,6 +88,11 @@ def read(response: httpx2.Response, dialect: Dialect, *, stream: bool) -> Choice
     return answer.choices[0]
 
 
+def replays(engines: Engines, dialect: Dialect) -> float:
+    """How often the reference was asked in a dialect."""
+    return total(engines.reference.root_url, "http_requests_total", handler=dialects.PATHS[dialect], method="POST")
+
+
 @dataclass(frozen=True)
 class Asked:
     """One conversation, and what each engine calls in it by itself."""
@@ -135,14 +141,16 @@ def block(engines: Engines, folder: Path) -> Iterator[Blocking]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_call_that_the_reference_makes_too_is_released_with_a_receipt(
-    asked: tuple[Asked, Asked], dialect: Dialect, block: Blocking, folder: Path, *, stream: bool
+    asked: tuple[Asked, Asked], dialect: Dialect, block: Blocking, folder: Path, engines: Engines, *, stream: bool
 ) -> None:
+    before = replays(engines, dialect)
     response = post(block.base_url, dialect, asked[0].interface, stream=stream)
     assert (response.status_code, response.headers["x-counterproof-mode"]) == (200, "block")
     (call,) = read(response, dialect, stream=stream).calls
     assert json.loads(call.arguments) == asked[0].primary
     verdict = block.verdict(response)
     assert (verdict["done"], verdict["word"], verdict["agreed"]) == ("released", "match", ["reference"])
+    assert replays(engines, dialect) == before + 1, "once, for the client and for the mirror"
     command = [sys.executable, "-c", "from proxy.cli import main; main()", "audit", "receipt"]
     at = ["--file", str(folder / "proxy" / "audit.jsonl"), "--ledger", str(folder / "proxy" / "ledger.db")]
     command += [response.headers["x-counterproof-id"], *at]
@@ -150,8 +158,7 @@ def test_a_call_that_the_reference_makes_too_is_released_with_a_receipt(
     told = subprocess.run(command, capture_output=True, text=True, check=False, env=wide)
     WATCH.see("error", told.stdout + told.stderr)
     assert told.returncode == 0, told.stderr
-    way = "continue" if dialect is Dialect.RESPONSES else "replay"  # messages tell no token ids
-    for said in ("released", "reference", way, "run_command", asked[0].primary["command"]):
+    for said in ("released", "reference", "replay", "run_command", asked[0].primary["command"]):
         assert said in told.stdout
 
 

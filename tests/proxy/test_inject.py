@@ -325,3 +325,30 @@ def test_what_says_nothing_of_raw_messages_is_not_looked_through() -> None:
         b'{"response":{"a":',
     ):
         assert injection.nulls.apply(payload) is payload
+
+
+RESPONSES, CHAT = planned_response({}), planned(stream=True)
+WHOLE = b'{"response":{"id":"r","input_messages":[1]},"type":"response.completed"}'
+
+
+@pytest.mark.parametrize(
+    ("injection", "rest", "shown"),
+    [
+        (RESPONSES, b"data: " + WHOLE, b"data: " + WHOLE.replace(b"[1]", b"null")),
+        (RESPONSES, b"event: x\ndata: " + WHOLE + b"\n", b"event: x\ndata: " + WHOLE.replace(b"[1]", b"null") + b"\n"),
+        (RESPONSES, b"event: x\ndata: " + WHOLE[:-20], b""),
+        (RESPONSES, b"event: x\ndata: " + WHOLE[:20], b"event: x\ndata: " + WHOLE[:20]),
+        (RESPONSES, b"event: x\n", b"event: x\n"),
+        (RESPONSES, b'data: {"input_messages":null}', b'data: {"input_messages":null}'),
+        (CHAT, b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1]}]}',
+         b'data: {"choices":[{"delta":{"content":"a"},"token_ids":null}]}'),
+        (CHAT, b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[1', b""),
+        (CHAT, b'data: {"choices":[{"delta":{"content":"a', b'data: {"choices":[{"delta":{"content":"a'),
+        (CHAT, b"data: [DONE]", b"data: [DONE]"),
+    ],
+)  # fmt: skip
+def test_what_a_stream_ends_with_is_cut_as_well(injection: Injection | None, rest: bytes, shown: bytes) -> None:
+    assert injection is not None
+    for pieces in ([rest], [rest[:9], rest[9:]]):
+        removal = Removal(injection.nulls)
+        assert b"".join(map(removal.feed, pieces)) + removal.rest == shown

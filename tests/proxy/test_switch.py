@@ -42,13 +42,17 @@ class Stage:
         return [change.did for change in self.told]
 
 
+def mode_of_tool(switch: Switch) -> Callable[[str | None, str], Mode]:
+    return lambda model, tool: switch.now.of_calls(model)(tool)
+
+
 # -- which mode holds
 
 
 @pytest.mark.parametrize("configured", MODES)
 def test_without_settings_the_configured_mode_holds(configured: Mode) -> None:
     switch = Stage(configured).switch
-    assert switch.mode == switch.strongest() == switch.mode_for("m") == switch.mode_of_tool("m", "t")
+    assert switch.mode == switch.now.strongest == switch.now.mode_for("m") == switch.now.of_calls("m")("t")
     assert switch.mode == switch.configured == configured
     assert switch.settings() == []
 
@@ -79,7 +83,7 @@ def test_the_most_specific_setting_counts(
     stage = Stage()
     for mode, target in settings:
         stage.set(mode, **target)
-    of = stage.switch.mode_of_tool
+    of = mode_of_tool(stage.switch)
     found = [of("m", "t"), of("other", "t"), of("m", "other"), of(None, "other")]
     assert found == list(expected)
     assert of(None, "t") == of("other", "t")
@@ -89,8 +93,8 @@ def test_the_most_specific_setting_counts(
 def test_a_tool_is_named_without_regard_to_case_and_separators(name: str) -> None:
     stage = Stage()
     stage.set("block", tool="run_command")
-    assert stage.switch.mode_of_tool("m", name) == "block"
-    assert stage.switch.mode_for("m") == "block"
+    assert stage.switch.now.of_calls("m")(name) == "block"
+    assert stage.switch.now.mode_for("m") == "block"
     stage.set("off", tool=name)
     assert [(setting.mode, setting.tool) for setting in stage.switch.settings()] == [("off", name)]
 
@@ -99,8 +103,8 @@ def test_a_tool_is_named_without_regard_to_case_and_separators(name: str) -> Non
 def test_a_model_is_named_exactly(name: str | None) -> None:
     stage = Stage()
     stage.set("block", model="m")
-    assert stage.switch.mode_for(name) == "observe"
-    assert stage.switch.mode_for("m") == "block"
+    assert stage.switch.now.mode_for(name) == "observe"
+    assert stage.switch.now.mode_for("m") == "block"
 
 
 def test_a_request_that_names_no_model_may_be_for_any_that_is_named() -> None:
@@ -108,21 +112,21 @@ def test_a_request_that_names_no_model_may_be_for_any_that_is_named() -> None:
     stage.set("block", model="m", tool="t")
     stage.set("block", model="n")
     stage.set("off", model="n", tool="u")
-    assert stage.switch.mode_for("") == "block"
-    assert stage.switch.mode_of_tool("", "t") == "block"
-    assert stage.switch.mode_of_tool("", "u") == "observe"  # of any but n's
+    assert stage.switch.now.mode_for("") == "block"
+    assert stage.switch.now.of_calls("")("t") == "block"
+    assert stage.switch.now.of_calls("")("u") == "observe"  # of any but n's
     stage.set("off")
     stage.set("observe", model="n")
-    assert stage.switch.mode_of_tool("", "t") == "block"
-    assert stage.switch.mode_of_tool("", "other") == "observe"
+    assert stage.switch.now.of_calls("")("t") == "block"
+    assert stage.switch.now.of_calls("")("other") == "observe"
 
 
 def test_no_name_is_a_pattern() -> None:
     stage = Stage()
     stage.set("block", tool="run*")
     stage.set("off", model="*")
-    assert stage.switch.mode_of_tool("m", "run_command") == "observe"
-    assert stage.switch.mode_of_tool("m", "run") == "block"  # a name without regard to marks
+    assert stage.switch.now.of_calls("m")("run_command") == "observe"
+    assert stage.switch.now.of_calls("m")("run") == "block"  # a name without regard to marks
     with pytest.raises(SwitchError, match="tool: names no tool"):
         stage.set("block", tool="*")
 
@@ -148,7 +152,7 @@ def test_a_request_is_in_the_strongest_mode_of_any_call_of_it(
     stage = Stage(configured)
     for mode, target in settings:
         stage.set(mode, **target)
-    assert stage.switch.mode_for("m") == expected
+    assert stage.switch.now.mode_for("m") == expected
 
 
 names = st.sampled_from([None, "m", "n", "o"])
@@ -162,22 +166,26 @@ def test_no_call_is_in_a_stronger_mode_than_its_request_or_the_strongest(
     stage = Stage(configured)
     for mode, of_model, tool in turns:
         stage.set(mode, model=of_model, tool=tool)
-    request, strongest = stage.switch.mode_for(model), stage.switch.strongest()
-    calls = [stage.switch.mode_of_tool(model, tool) for tool in tools]
+    request, strongest = stage.switch.now.mode_for(model), stage.switch.now.strongest
+    calls = [stage.switch.now.of_calls(model)(tool) for tool in tools]
     for mode in [*calls, request, stage.switch.mode]:
         assert MODES.index(mode) <= MODES.index(strongest)
-    every = [stage.switch.mode_of_tool(model, tool) for tool in ["m", "n", "o", "p", "undeclared"]]
+    every = [stage.switch.now.of_calls(model)(tool) for tool in ["m", "n", "o", "p", "undeclared"]]
     assert request == max(every, key=MODES.index)
 
 
 def test_a_request_keeps_the_modes_it_began_with() -> None:
     stage = Stage()
     stage.set("block", tool="t")
-    of = stage.switch.of_calls("m")
+    stage.set("off", model="n", seconds=10)
+    began, of = stage.switch.now, stage.switch.now.of_calls("m")
     stage.set("off", tool="t")
     stage.set("block")
+    stage.clocks.passes(11)
     assert (of("T"), of("other")) == ("block", "observe")
-    assert (stage.switch.mode_of_tool("m", "t"), stage.switch.mode_of_tool("m", "other")) == ("off", "block")
+    assert (began.mode_for("m"), began.mode_for("n"), began.strongest) == ("block", "block", "block")
+    assert (began.of_calls("n")("t"), began.of_calls("n")("other")) == ("block", "off")
+    assert (stage.switch.now.of_calls("m")("t"), stage.switch.now.of_calls("m")("other")) == ("off", "block")
 
 
 # -- turning it
@@ -216,7 +224,7 @@ def test_what_is_cleared_falls_away_and_is_told() -> None:
     assert cleared is not None
     assert cleared.mode == "block"
     assert stage.mode() == "observe"
-    assert stage.switch.mode_for("m") == "off"
+    assert stage.switch.now.mode_for("m") == "off"
     last = stage.told[-1]
     assert (last.did, last.who, last.reason, last.mode, last.setting) == ("cleared", "bob", "over", "observe", cleared)
 
@@ -242,7 +250,7 @@ def test_a_new_configured_mode_holds_for_all_and_leaves_the_narrow_ones() -> Non
     stage.set("block", tool="t")
     stage.switch.configure("off")
     assert (stage.mode(), stage.switch.configured) == ("off", "off")
-    assert stage.switch.mode_of_tool("m", "t") == "block"
+    assert stage.switch.now.of_calls("m")("t") == "block"
     last = stage.told[-1]
     assert (last.did, last.who, last.mode) == ("configured", None, "off")
     assert last.before is not None
@@ -272,7 +280,7 @@ def test_settings_are_bounded_and_one_that_is_there_can_still_be_turned() -> Non
     with pytest.raises(SwitchError, match="256 settings are in force"):
         stage.set("off")
     stage.set("off", model="m3", seconds=60)
-    assert stage.switch.mode_for("m3") == "off"
+    assert stage.switch.now.mode_for("m3") == "off"
     stage.clocks.passes(60)
     stage.set("off")
     assert len(stage.switch.settings()) == 1
@@ -299,7 +307,7 @@ def test_a_setting_ends_by_itself_and_is_told_once() -> None:
     assert last.setting is not None
     assert last.setting.mode == "block"
     stage.clocks.passes(60)
-    assert stage.switch.mode_for("m") == "observe"
+    assert stage.switch.now.mode_for("m") == "observe"
     assert stage.switch.next_end() is None
 
 
@@ -307,9 +315,9 @@ def test_a_setting_ends_by_itself_and_is_told_once() -> None:
     "look",
     [
         lambda switch: switch.mode,
-        lambda switch: switch.strongest(),
-        lambda switch: switch.mode_for("m"),
-        lambda switch: switch.mode_of_tool("m", "t"),
+        lambda switch: switch.now.strongest,
+        lambda switch: switch.now.mode_for("m"),
+        lambda switch: switch.now.of_calls("m")("t"),
         lambda switch: (switch.settings() and "block") or "observe",
     ],
 )
@@ -410,4 +418,4 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(bad: dict[str, Any]
 def test_the_most_that_can_be_meant() -> None:
     stage = Stage()
     stage.set("block", model="m" * MAX_NAME, tool="t" * MAX_NAME, reason="r" * MAX_REASON, seconds=LONGEST_S)
-    assert stage.switch.mode_of_tool("m" * MAX_NAME, "t" * MAX_NAME) == "block"
+    assert stage.switch.now.of_calls("m" * MAX_NAME)("t" * MAX_NAME) == "block"

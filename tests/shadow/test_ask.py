@@ -107,6 +107,13 @@ def test_no_penalty_of_the_model_s_own_configuration_bends_the_reference(name: s
     assert allowed(request(messages=[]), "ref")[name] == 0
 
 
+@pytest.mark.parametrize("dialect", [Dialect.RESPONSES, Dialect.MESSAGES])
+def test_where_the_unbent_choice_is_not_told_both_are_bent_alike(dialect: Dialect) -> None:
+    """What the client left to the primary's server is left to the reference's."""
+    assert "repetition_penalty" not in allowed(request(dialect), "ref")
+    assert allowed(request(dialect, repetition_penalty=1.1), "ref")["repetition_penalty"] == 1.1
+
+
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_a_penalty_of_null_does_not_reach_the_reference(name: str) -> None:
     asked = allowed(Request(Dialect.CHAT, {name: None}), "ref")

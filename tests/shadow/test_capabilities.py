@@ -65,10 +65,14 @@ class InFront:
     [
         ((200, ANSWER), (200, ANSWER), True),
         ((200, ANSWER), (404, {"error": {}}), False),
-        ((200, ANSWER), (500, {"error": {}}), False),
         ((404, {"detail": "Not Found"}), (200, ANSWER), False),
-        ((500, {"error": {}}), (200, ANSWER), False),
-        # a server of another kind: nothing is known of what it keeps
+        ((405, {}), (200, ANSWER), False),
+        # nothing is known of what it keeps
+        ((200, ANSWER), (403, {"error": {}}), True),
+        ((200, ANSWER), (500, {"error": {}}), True),
+        ((400, {"error": {}}), (404, {}), True),
+        ((401, {"error": {}}), (404, {}), True),
+        ((500, {"error": {}}), (404, {}), True),
         ((200, {"object": "response"}), (404, {}), True),
         ((200, {"id": "../../admin"}), (404, {}), True),
         ((200, "<html>"), (404, {}), True),

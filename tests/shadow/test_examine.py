@@ -120,8 +120,9 @@ def judged_as_response(
         async with StandIn([PARIS]) as primary, StandIn(theirs) as reference, client(reference) as engine:
             abilities = await discover(engine)
             exchange = await exchange_with(primary)
-            tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
-            sent = {"model": "smollm2", "input": HELLO, "tools": tools, "max_output_tokens": 200, "temperature": 0}
+            tools = [{"type": "function", "name": "send", "parameters": {"type": "object"}}]
+            sent: dict[str, Any] = {"model": "smollm2", "input": HELLO, "tools": tools, "max_output_tokens": 200}
+            sent["temperature"] = 0
             exchange.request = dialects.request_of(Dialect.RESPONSES, sent | fields)
             for choice in exchange.answer.choices.values():
                 choice.token_bytes = choice.top = choice.emitted_wins = None
@@ -140,6 +141,7 @@ def judged_as_response(
         # whether it was sampled or chosen is not told
         ([CLEARLY, PARIS], {"temperature": 1}, Word.UNVERIFIED, "no_logprobs"),
         ([CLEARLY, PARIS], {"temperature": None}, Word.UNVERIFIED, "no_logprobs"),
+        ([NEARLY, PARIS], {}, Word.NEAR_TIE, "arguments"),
         # with every penalty named, nothing but the winner can have been emitted
         ([NEARLY, PARIS], {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}, Word.NEAR_TIE,
          "arguments"),

@@ -164,8 +164,7 @@ def test_what_a_reference_is_asked() -> None:
     sent = replayed(kept | dropped | {"tools": [FUNCTION, search], "temperature": 0.7, "presence_penalty": 1}, "ref")
     assert sent == kept | {
         "model": "ref", "tools": [FUNCTION], "stream": False, "store": False, "enable_response_messages": True,
-        "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 1, "frequency_penalty": 0,
-        "repetition_penalty": 1,
+        "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 1,
     }  # fmt: skip
     alone = replayed({"input": "x", "tools": [search], "tool_choice": search}, "ref")
     assert "tools" not in alone

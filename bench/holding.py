@@ -219,7 +219,7 @@ async def texts(folder: Path, count: int) -> dict[str, list[list[float]]]:
                     found[name].append(delays(_stream(both.primary), got))
                 if name == OBSERVED:
                     await doors[name].settled(number + 1)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # what the last one left to do is not the next one's delay
             order = order[1:] + order[:1]
             print(f"texts: {number} of {count}", flush=True)
     return found

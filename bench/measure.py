@@ -134,7 +134,7 @@ class Meter:
         before = memory(pid)
 
         def opened() -> None:
-            time.sleep(0.3)
+            time.sleep(0.3)  # until what the last one to begin took is taken
             seen.append((memory(pid), self._upstream.stats()["open"]))
 
         body = recording.stream(self.size.hold, _SLOW_PACE_MS).decode()

@@ -150,7 +150,7 @@ class Soak:
                 self.unsettled.append(f"{name}: after {_SETTLE_S:.0f} s with healthy engines {shadows}")
                 break
             await asyncio.sleep(1)
-        await asyncio.sleep(QUIET_S / 2)
+        await asyncio.sleep(QUIET_S / 2)  # what the load left behind ends; from then on it is looked at
         seen_idle = []
         for _ in range(int(QUIET_S / 2)):
             await asyncio.sleep(1)

@@ -55,7 +55,7 @@ def hold(system: System, load: Load, at: Upstream, count: int) -> Seen:
     began, cpu_before = time.monotonic(), cpu_ns(pid)
 
     def opened() -> None:
-        time.sleep(1.0)
+        time.sleep(1.0)  # until what the last ones to begin took is taken
         seen.at_once = at.stats()["open"]
         seen.memory = (memory(pid) - before) / count
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter, Gauge
 
 from proxy.approvals import Approvals
-from proxy.audit import SELF, Audit, AuditError, AuditFile, Kind, NoAudit, Witness, turned
+from proxy.audit import SELF, Audit, AuditError, AuditFile, Kind, NoAudit, Turns, Witness
 from proxy.blocking import Blocking
 from proxy.control import control_app
 from proxy.control.approvals import approval_routes
@@ -28,7 +28,6 @@ from proxy.metrics import Metrics
 from proxy.regime import Regime
 from proxy.routes import Routes, Upstream
 from proxy.settings import ControlSettings, PrimarySettings, Settings, ShadowSettings
-from proxy.switch import Change
 from proxy.tokens import Tokens
 from shadow.examine import Examination
 from shadow.exchange import Exchange, Request
@@ -95,8 +94,9 @@ class Service:
         self.metrics = Metrics()
         self.ledger = self._open_ledger(settings)
         self.audit = self._open_audit(settings)
+        self._turns = Turns(self.audit)
         self.regime = Regime(
-            settings, self.metrics, path=path, load=load, record=self._turned, record_policy=self._policy
+            settings, self.metrics, path=path, load=load, record=self._turns.record, record_policy=self._policy
         )
         self.approvals = Approvals(audit=self.audit)
         self._recorder = Recorder(self.metrics, self.ledger, Content(settings.ledger.content))
@@ -107,7 +107,8 @@ class Service:
         ]
         routes = Routes(default, rules)
         self.mirrors = [upstream.mirror for upstream in routes.all]
-        witness = Witness(self.audit, all_releases=settings.audit.receipts == "all")
+        every = settings.audit.receipts == "all"
+        witness = Witness(self.audit, all_releases=every, count=self.metrics.turned_away)
         blocking = Blocking(self.regime, self.approvals, self._recorder, witness)
         self.data = Forwarder(settings, routes, self.metrics, self.regime, blocking)
         self.tokens = Tokens(token.value() for token in settings.control.tokens)
@@ -117,11 +118,11 @@ class Service:
         scraped = control.metrics == "open"
         routes = [
             scrape_routes(self.metrics, self.mirrors, self._refresh, open_to_all=scraped),
-            mode_routes(self.regime.switch),
+            mode_routes(self.regime.switch, self._turns.recorded),
             status_routes(self.regime, self.mirrors, self.approvals, lambda: self.data.in_flight),
             policy_routes(self.settings),
             approval_routes(self.approvals),
-            erasure_routes(self.ledger, self.audit),
+            erasure_routes(self.ledger, self.audit, self.approvals),
         ]
         return control_app(self.tokens, routes, hosts=control.hosts, open_to_all=[METRICS] if scraped else [])
 
@@ -156,9 +157,6 @@ class Service:
 
     def _policy(self, event: str, version: str | None) -> None:
         self.audit.note(Kind.POLICY, SELF, {"event": event, "version": version})
-
-    def _turned(self, change: Change) -> None:
-        self.audit.note(Kind.MODE, change.who or SELF, turned(change))
 
     def _refresh(self) -> None:
         """What is only true at the moment of a scrape."""

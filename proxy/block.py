@@ -9,28 +9,25 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import structlog
+from typing import Protocol
 
 from proxy import refusal
-from proxy.approvals import Answer as Approval
 from proxy.approvals import Approvals
-from proxy.audit import AuditError, Witness, engine
+from proxy.audit import Witness
 from proxy.gate import REST, Gate, HeldTooMuchError, Signal, Whole
 from proxy.http import Refusal
+from proxy.judging import Fate, Judging, Record
 from proxy.switch import Mode
+from proxy.together import Together
 from shadow.countersign import Countersigning
-from shadow.exchange import Choice, Request
-from shadow.judge import Case, Judged
+from shadow.exchange import Choice
+from shadow.judge import Case
 from shadow.tasks import Tasks, Wait
-from validators import ToolCall, Word
-from validators.decision import Opinion, Verdict
-from validators.policy import Action
+from validators import ToolCall
 
-log = structlog.get_logger("counterproof.block")
+__all__ = ["Holding", "Next", "Out", "Record", "Terms"]
 
-_ASIDE = 16_384  # characters of arguments; more of them are checked in a thread: it may take 0.1 s for each call
+_DEMANDING = frozenset({"required", "named"})  # tool choices with which a call must come
 Next = Callable[[], Awaitable[bytes]]
 
 
@@ -48,15 +45,6 @@ class Out(Protocol):
         """Answers with an error instead; only while nothing has begun."""
 
 
-class Record(Protocol):
-    """Who is told what was done with held calls."""
-
-    def judged(
-        self, exchange: str, request: Request, judged: Judged, done: str, waited: float | None, conversation: str = ""
-    ) -> None:
-        """A choice's calls were decided about; `done` is the action in the contract's words, `waited` in seconds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How refusals are made: `form` message or error, times in seconds (`keepalive` None adds nothing)."""
@@ -65,17 +53,6 @@ class Terms:
     keepalive: float | None = None
     status_wait: float = 20.0
     unread_passes: bool = False
-
-
-@dataclass(slots=True)
-class _Fate:
-    """What becomes of one choice: `verdict` None where nothing could be judged; `message` is what is said instead."""
-
-    verdict: Verdict | None
-    done: str
-    message: str | None = None
-    calls: tuple[ToolCall, ...] = ()
-    approval: str = ""
 
 
 @dataclass(slots=True)
@@ -106,19 +83,30 @@ class Holding:
     ) -> None:
         self.exchange, self.case, self.signing, self.terms = exchange, case, signing, terms
         self.acted = ""
-        self._approvals, self._record, self._witness = approvals, record, witness
-        self._modes, self._clock = modes, clock
-        self._ways: dict[str, str] = {}  # how each reference was asked
-        self.left: set[int] = set()  # the choices that are left to the mirror
+        self._witness = witness
+        self._judge = Judging(exchange, case, signing, approvals, record, witness, modes, clock)
         self._tasks = Tasks("gate")
-        self._judging: dict[int, Wait[_Fate]] = {}
-        self._pending = _Pending(open=not refusal.needs_status(case.request, terms.form))
+        self._choices: dict[int, Choice] = {}  # all that are or were judged, by their place
+        self._judging: dict[int, Wait[Fate]] = {}
+        self._as_error = refusal.needs_status(case.request, terms.form)
+        self._pending = _Pending(open=not self._as_error)
         self._turn: asyncio.Lock | None = None  # only where two may write: no lock on the way of plain text
-        self._rest_held = self._over = False
+        self._rest_held = self._over = self._refused = False
+
+    @property
+    def left(self) -> set[int]:
+        """The choices that went out unjudged, for the mirror to judge."""
+        return self._judge.left
 
     def warm(self) -> None:
-        """The request is on its way: the references read its prompt, if it may bring calls."""
-        if self.case.request.tool_choice != "none":
+        """The request is on its way: the references read its prompt, if it may bring calls.
+
+        Where it must bring some, and its dialect tells no tokens to go on from, they begin to answer it.
+        """
+        request = self.case.request
+        if request.tool_choice in _DEMANDING and not request.tells_tokens:
+            self.signing.begin(Choice(0))
+        elif request.tool_choice != "none":
             self.signing.warm()
 
     async def close(self) -> None:
@@ -133,6 +121,8 @@ class Holding:
 
         What `following` raises is raised here: what was held then is gone, and nothing of it went out.
         """
+        if not self._pending.open:
+            self._judge.together = Together(all_or_none=True)
         if not self._pending.open or self.terms.keepalive:
             self._turn = asyncio.Lock()
             self._tasks.start("minder", self._mind(gate, out))
@@ -149,14 +139,19 @@ class Holding:
                 self._follow(gate)
                 await self._deliver(gate, out)
         except HeldTooMuchError:
-            await self._refuse_all(gate, out, refusal.too_large(self.exchange))
+            await self._refuse_all(gate, out, "too_large", refusal.too_large(self.exchange))
             return
         await self._send(gate.end(), gate, out)
         self._follow(gate)
+        await self._finish(gate, out)
+
+    async def _finish(self, gate: Gate, out: Out) -> None:
+        """The primary has said all: waits for what is still judged."""
         if self._rest_held and not self.terms.unread_passes:
-            await self._refuse_all(gate, out, refusal.unread(self.exchange))
+            await self._refuse_all(gate, out, "unread", refusal.unread(self.exchange))
         elif self._rest_held:
             await self._send(gate.decide(REST, None), gate, out)
+        self._judge.together.expect(len(self._choices))
         while self._judging:
             await asyncio.wait(self._judging.values(), return_when=asyncio.FIRST_COMPLETED)
             await self._deliver(gate, out)
@@ -165,34 +160,45 @@ class Holding:
     def _follow(self, gate: Gate) -> None:
         """Does what the gate's signals ask for."""
         request = self.case.request
-        demanded = request.tool_choice in {"required", "named"}
+        demanded = request.tool_choice in _DEMANDING
         stops = bool(request.body.get("stop"))
         for signal, index in gate.signals():
             if index == REST:
                 self._rest_held = True
             elif signal is Signal.CLOSED:
-                self._judging[index] = self._tasks.start(f"judge:{index}", self._judge(gate.choice(index)))
+                self._begin(index, gate.choice(index))
             elif signal is Signal.RESUMED:
                 self.signing.forget(index)
             elif signal is Signal.HELD or (demanded if signal is Signal.BEGUN else not stops):
                 self.signing.begin(gate.choice(index))
 
+    def _begin(self, place: int, choice: Choice) -> None:
+        """Has a choice judged; one that ends after its answer was refused falls with that."""
+        self._choices[place] = choice
+        fate = self._judge.fell(place, choice) if self._refused else self._judge.judge(place, choice)
+        self._judging[place] = self._tasks.start(f"judge:{place}", fate)
+
     async def _deliver(self, gate: Gate, out: Out) -> None:
         """Sends what has been decided."""
-        for index in [index for index, task in self._judging.items() if task.done()]:
-            fate = self._judging.pop(index).result()
+        fates = {index: self._judging.pop(index).result() for index, task in list(self._judging.items()) if task.done()}
+        await self._send_fates(fates, gate, out)
+        refused = [fate for fate in fates.values() if fate.message is not None]
+        if refused and self._as_error:
+            await self._refuse_as_error(gate, out, self._judge.together.message or refused[0].message or "")
+
+    async def _send_fates(self, fates: dict[int, Fate], gate: Gate, out: Out) -> None:
+        """What goes out of choices, and what is said in the place of others, unless that is an error of its own."""
+        for index, fate in fates.items():
             self._acted(fate)
-            if fate.message is not None and refusal.needs_status(self.case.request, self.terms.form):
-                await self._refuse_as_error(gate, out, fate.message)
-                return
-            if index in gate.undecided():
+            said_elsewhere = fate.message is not None and self._as_error
+            if index in gate.undecided() and not said_elsewhere:
                 await self._send(gate.decide(index, self._instead(gate, index, fate)), gate, out)
 
-    def _acted(self, fate: _Fate) -> None:
+    def _acted(self, fate: Fate) -> None:
         if fate.done != "released":
             self.acted = fate.done
 
-    def _instead(self, gate: Gate, index: int, fate: _Fate) -> bytes | None:
+    def _instead(self, gate: Gate, index: int, fate: Fate) -> bytes | None:
         """What stands in the place of a choice's calls, None where they go out."""
         if fate.message is None and not fate.calls:
             return None  # at once: what was said is put together anew for each question about it
@@ -200,35 +206,55 @@ class Holding:
             return gate.refused(index, fate.message)
         return gate.substituted(index, fate.calls)
 
-    async def _refuse_all(self, gate: Gate, out: Out, message: str) -> None:
+    async def _refuse_all(self, gate: Gate, out: Out, why: str, message: str) -> None:
         """Nothing that is held goes out: what cannot be read, or not be held, spoils the calls beside it."""
-        self.acted = "refused"
-        self._stop_judging()
-        if refusal.needs_status(self.case.request, self.terms.form):
+        if not self._refused:
+            self._turn_away(why)
+        if self._as_error:
             await self._refuse_as_error(gate, out, message)
             return
-        fate, held = _Fate(None, "refused", message), gate.undecided()
+        await self._send_fates(await self._stop_judging(message), gate, out)
+        self.acted, held = "refused", gate.undecided()
         for index in [] if gate.over else gate.unfinished():
-            await self._send(self._instead(gate, index, fate) or b"", gate, out)
+            await self._send(gate.refused(index, message), gate, out)
         for index in sorted(held, reverse=True):  # REST last
-            said = b"" if index == REST or gate.over else self._instead(gate, index, fate)
+            said = b"" if index == REST or gate.over else gate.refused(index, message)
             await self._send(gate.decide(index, said), gate, out)
 
     async def _refuse_as_error(self, gate: Gate, out: Out, message: str) -> None:
         """An answer of its own while none has begun; then the stream is read on, for the record only."""
-        self._stop_judging()
+        acted = self.acted or "refused"
+        await self._send_fates(await self._stop_judging(message), gate, out)
+        self.acted, again, self._refused = acted, self._refused, True
         gate.drop()
-        if out.begun:
+        if again:  # said already
+            await self._send(gate.flush(), gate, out)
+        elif out.begun:
             await self._send(gate.error(message) + gate.flush(), gate, out, at_once=True)
         else:
+            self._judge.left.clear()
             self._pending.data.clear()
             self._over = True
             await out.refuse(refusal.as_status(message))
 
-    def _stop_judging(self) -> None:
-        for task in self._judging.values():
-            task.cancel()
-        self._judging.clear()
+    async def _stop_judging(self, message: str) -> dict[int, Fate]:
+        """Breaks off what is not decided; what became of the choices that were, recorded as they are."""
+        self._judge.together.refuse(message)
+        stopped, self._judging = self._judging, {}
+        for place, task in stopped.items():
+            if place not in self._judge.leaving:  # else its record says already that it goes out
+                task.cancel()
+        await asyncio.gather(*stopped.values(), return_exceptions=True)
+        for place, task in stopped.items():
+            if task.cancelled():
+                await self._judge.fell(place, self._choices[place])
+        return {place: task.result() for place, task in stopped.items() if not task.cancelled()}
+
+    def _turn_away(self, why: str) -> None:
+        """Records that an answer is refused whose calls are not known."""
+        self.acted = "refused"
+        request = self.case.request
+        self._witness.turned_away(self.exchange, why, model=request.model, dialect=request.dialect.value)
 
     async def _send(self, data: bytes, gate: Gate, out: Out, *, at_once: bool = False) -> None:
         """To the client, or to what waits while a refusal may still be an answer of its own."""
@@ -242,6 +268,7 @@ class Holding:
             pending.data.append(data)
             pending.open = pending.open or at_once or (self.terms.form == "error" and gate.spoke)
             if pending.open:
+                self._judge.together.free()
                 ready, pending.data = b"".join(pending.data), []
                 await out.write(ready)
 
@@ -261,127 +288,28 @@ class Holding:
         """A whole answer (None: it cannot be read), judged; `body` is what the client gets where nothing is refused."""
         held = answer.held if answer else None
         if (answer is None or held is None) and not self.terms.unread_passes:
-            self.acted = "refused"
+            self._turn_away("unread")
             return refusal.as_status(refusal.unread(self.exchange))
-        judging = {i: self._tasks.start(f"judge:{i}", self._judge(choice)) for i, choice in (held or {}).items()}
+        self._judge.together = Together(all_or_none=self._as_error, expected=len(held or {}))
+        for place, choice in (held or {}).items():
+            self._begin(place, choice)
         instead: dict[int, str | tuple[ToolCall, ...]] = {}
-        for place, task in judging.items():
-            fate = await task
-            self._acted(fate)
-            if fate.message is not None and refusal.needs_status(self.case.request, self.terms.form):
-                return refusal.as_status(fate.message)
-            if fate.message is not None or fate.calls:
-                instead[place] = fate.calls if fate.message is None else fate.message
+        while self._judging:
+            await asyncio.wait(self._judging.values(), return_when=asyncio.FIRST_COMPLETED)
+            for place, task in [(place, task) for place, task in self._judging.items() if task.done()]:
+                del self._judging[place]
+                fate = task.result()
+                self._acted(fate)
+                if fate.message is not None and self._as_error:
+                    message = self._judge.together.message or fate.message
+                    await self._stop_judging(message)
+                    self._judge.left.clear()
+                    return refusal.as_status(message)
+                if fate.message is not None or fate.calls:
+                    instead[place] = fate.calls if fate.message is None else fate.message
         return answer.replaced(instead) if answer and instead else body
 
     def refuse_size(self) -> Refusal:
         """A whole answer is larger than what may be held."""
-        self.acted = "refused"
+        self._turn_away("too_large")
         return refusal.as_status(refusal.too_large(self.exchange))
-
-    # --- the verdict ------------------------------------------------------------------------------------------
-
-    async def _judge(self, choice: Choice) -> _Fate:
-        """From a whole choice to what becomes of it. Never raises: what cannot be judged does not go out."""
-        if choice.calls and all(self._modes(call.name) != "block" for call in choice.calls):
-            self.left.add(choice.index)
-            return _Fate(None, "released")
-        began = self._clock()
-        try:
-            verdict = await self._verdict(choice)
-            fate = await self._recorded(choice, verdict, await self._fate(choice, verdict))
-        except Exception as error:  # noqa: BLE001  (a fault of ours must not let a call out, nor leave it held)
-            log.error("a call was not judged", exchange=self.exchange, error=type(error).__name__)
-            verdict = Verdict(Word.UNVERIFIED, Action.REFUSE, why="internal_error")
-            fate = _Fate(None, "refused", refusal.unread(self.exchange))
-        try:
-            self._note(choice, verdict, fate.done, self._clock() - began)
-        except Exception as error:  # noqa: BLE001  (a record that cannot be made must not keep an answer back)
-            log.error("a verdict was not recorded", exchange=self.exchange, error=type(error).__name__)
-        return fate
-
-    async def _recorded(self, choice: Choice, verdict: Verdict, fate: _Fate) -> _Fate:
-        """What becomes of a choice, once the audit has it: what must not go out unrecorded does not."""
-        approval = self._approvals.find(fate.approval)
-        try:
-            await self._witness.see(
-                self.exchange,
-                self.case,
-                Judged(choice.index, choice.calls, verdict),
-                fate.done,
-                ways=self._ways,
-                engines=self._engines(),
-                approval=approval.receipt() if approval else None,
-            )
-        except AuditError:
-            return self._unrecorded(choice, verdict)
-        return fate
-
-    def _engines(self) -> list[dict[str, Any]]:
-        """Who answered and who was asked, as far as they told of themselves."""
-        asked = [engine(reference.name, reference.role, reference.peer.can) for reference in self.signing.references]
-        return [engine("primary", "primary", self.signing.primary.can), *asked]
-
-    def _unrecorded(self, choice: Choice, verdict: Verdict) -> _Fate:
-        return _Fate(verdict, "held", refusal.unrecorded([call.name for call in choice.calls], self.exchange))
-
-    def _note(self, choice: Choice, verdict: Verdict, done: str, waited: float) -> None:
-        denied = verdict.action is Action.HOLD and done == "refused"
-        self.case.settle(choice.calls, verdict, released=done == "released", denied=denied)
-        judged = Judged(choice.index, choice.calls, verdict)
-        self._record.judged(self.exchange, self.case.request, judged, done, waited, self.case.conversation)
-
-    async def _verdict(self, choice: Choice) -> Verdict:
-        calls = choice.calls
-        large = sum(len(call.arguments) for call in calls) > _ASIDE
-        own = await asyncio.to_thread(self.case.own, calls) if large else self.case.own(calls)
-        asked = self.signing.references if self.case.policy.agree else []
-        opinions = {r.name: Opinion(r.name, twin=False, findings=None) for r in asked}
-
-        def decide(*, expired: bool = False) -> Verdict | None:
-            return self.case.decide(calls, own, list(opinions.values()), expired=expired)
-
-        if (verdict := decide()) is not None:
-            return verdict
-        waits = {self.signing.ask(reference, choice, self.case.rulebook.compare): reference for reference in asked}
-        deadline = self._clock() + self.case.verify_timeout(calls)
-        try:
-            while verdict is None and waits and (left := deadline - self._clock()) > 0:
-                done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    name, report = waits.pop(task).name, task.result()
-                    self._ways[name] = way = report.ways[0] if report.ways else ""
-                    opinions[name] = Opinion(
-                        name, twin=False, findings=tuple(report.findings), calls=report.reference_calls, way=way
-                    )
-                verdict = decide()
-        finally:
-            for task in waits:
-                task.cancel()
-        verdict = verdict or decide(expired=True)
-        assert verdict is not None  # who has not answered will not
-        return verdict
-
-    async def _fate(self, choice: Choice, verdict: Verdict) -> _Fate:
-        match verdict.action:
-            case Action.RELEASE:
-                return _Fate(verdict, "released")
-            case Action.SUBSTITUTE if verdict.substitute:
-                return _Fate(verdict, "substituted", calls=verdict.substitute)
-            case Action.HOLD:
-                return await self._asked(choice, verdict)
-        return _Fate(verdict, "refused", refusal.text(verdict, self.exchange))
-
-    async def _asked(self, choice: Choice, verdict: Verdict) -> _Fate:
-        """What people say, or what is said where nobody does in time."""
-        tools = [call.name for call in choice.calls]
-        seconds = min((self.case.policy.of(name).approval_timeout for name in tools), default=0.0)
-        try:
-            identity, answer = await self._approvals.ask(self.case, choice.calls, verdict, seconds, self.exchange)
-        except AuditError:
-            return self._unrecorded(choice, verdict)
-        if answer is Approval.APPROVED:
-            return _Fate(verdict, "released", approval=identity)
-        if answer is Approval.DENIED:
-            return _Fate(verdict, "refused", refusal.denied(tools, self.exchange))
-        return _Fate(verdict, "held", refusal.pending(tools, identity, self.exchange))

@@ -94,6 +94,10 @@ class Blocking:
         holding.warm()
         return holding
 
+    def turned_away(self, exchange: str, why: str, *, model: str = "", dialect: str = "", client: str = "") -> None:
+        """A request was refused before it was passed on; as `Witness.turned_away`."""
+        self._witness.turned_away(exchange, why, model=model, dialect=dialect, client=client)
+
 
 def _credential(heads: Mapping[bytes, bytes]) -> str:
     """Whose request it is: a hash, for what only this process compares."""

@@ -85,6 +85,8 @@ class Forwarder:
         self.in_flight += 1
         try:
             if refusal := self._refusal(scope, passage.heads):
+                if refusal is WITHHELD:
+                    self._turn_away(passage, refusal)
                 long = b"transfer-encoding" in passage.heads or http.length(passage.heads) > _READ_IN_VAIN
                 await self._refuse(passage, replace(refusal, close=True) if long else refusal, send)
             else:
@@ -107,12 +109,18 @@ class Forwarder:
             return http.TOO_LARGE
         return http.BUSY if self.in_flight > self._listen.max_in_flight else None
 
+    def _turn_away(self, passage: Passage, refusal: Refusal) -> None:
+        """Has it recorded that a request is not passed on, for what its answer may do."""
+        client = self._keys.name(passage.scope["headers"]) if self._keys else None
+        self._reading.turned_away(passage, refusal, client or "")
+
     async def _serve(self, passage: Passage, receive: Receive, send: Send) -> None:
         upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
         guard = Guard(passage, upload)
         try:
             await self._reading.read(passage, upload)
             if refusal := self._reading.unserved(passage):
+                self._turn_away(passage, refusal)
                 await self._refuse(passage, refusal, send)
                 return
             self._guards.begin(guard, passage.to.read_timeout)

@@ -17,7 +17,8 @@ from shadow.examine import ChoiceReport, Examination
 from shadow.exchange import Exchange, Request
 from shadow.judge import Judged
 from shadow.reference import Peer, Reference, State
-from validators import Finding
+from shadow.wire.dialects import told
+from validators import Finding, Word
 
 OTHER = "other"
 NO_SHADOW = "none"
@@ -50,7 +51,7 @@ class Metrics:
 
     def __init__(self, *, tools: int = 200, models: int = 50) -> None:
         self.registry = CollectorRegistry()
-        self._tool, self._model, self._kind = Bounded(tools), Bounded(models), Bounded(50)
+        self._tool, self._model = Bounded(tools), Bounded(models)
         registry = self.registry
         self._requests = Counts(
             "counterproof_requests",
@@ -152,7 +153,8 @@ class Metrics:
         )
         self._gate = Total(
             "counterproof_gate",
-            "Choices with tool calls by what was done (block mode) or would have been done (observe mode).",
+            "Choices with tool calls by what was done (block mode) or would have been done (observe mode); by the tool "
+            "`other` also requests and answers that were refused before their calls were known.",
             ["tool", "action", "verdict"],
             registry=registry,
         )
@@ -222,7 +224,7 @@ class Metrics:
 
     def built_in(self, dialect: str, kind: str) -> None:
         """A request has a tool that the server runs by itself, or state that it keeps."""
-        self._built_in.labels(dialect, self._kind(kind)).inc()
+        self._built_in.labels(dialect, told(kind)).inc()
 
     def injection_refused(self, model: str) -> None:
         """An injected request was repeated plain."""
@@ -288,6 +290,10 @@ class Metrics:
             self._gate.labels(tool, done, verdict.word.value).inc()
             if waited is not None:
                 self._gate_wait.labels(tool, done, verdict.word.value).observe(max(0.0, waited))
+
+    def turned_away(self, _why: str) -> None:
+        """An answer or a request was refused whose calls are not known."""
+        self._gate.labels(OTHER, "refused", Word.UNVERIFIED.value).inc()
 
     def found_alone(self, request: Request, judged: Judged) -> None:
         """What was found without a reference of calls whose client waited; an examined exchange tells it by itself."""

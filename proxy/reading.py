@@ -56,6 +56,18 @@ class Reading:
             return WITHHELD
         return UNVERIFIABLE if passage.mode == "block" and self._unverifiable(passage) else None
 
+    def turned_away(self, passage: Passage, refusal: Refusal, client: str) -> None:
+        """Records a refusal of these two kinds; `client` is the name of its key, "" where it has none."""
+        posted = DIALECTS.get(passage.scope["path"]) if passage.scope["method"] == "POST" else None
+        if refusal is WITHHELD:
+            why = "withheld"
+        elif passage.built_in:
+            why = "built_in"
+        else:
+            why = "unverifiable_path" if posted is None else "unread"
+        model, dialect = passage.request.model if passage.request else "", posted.value if posted else ""
+        self._blocking.turned_away(passage.id, why, model=model, dialect=dialect, client=client)
+
     def _unverifiable(self, passage: Passage) -> bool:
         """Whether a request's answer might bring calls that nobody would hold back."""
         scope = passage.scope

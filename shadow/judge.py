@@ -58,6 +58,7 @@ class Case:
     `scope` is whose calls are each other's repeats (credential and conversation), `body` the request's raw bytes: the
     same bytes again are a repeated request, not a repeated call. `approved` (from any thread) says whether a person has
     approved calls of a scope that have not gone out yet: those are no repeats, and held, so that the yes is used up.
+    `went_out` (from any thread) is told of calls of a scope that the client has.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Case:
         scope: str,
         headers: Mapping[str, str] | None = None,
         approved: Callable[[str, Sequence[ToolCall]], bool] = lambda _scope, _calls: False,
+        went_out: Callable[[str, Sequence[ToolCall]], None] = lambda _scope, _calls: None,
     ) -> None:
         self.rulebook, self.request, self.scope = rulebook, request, scope
-        self._approved = approved
+        self._approved, self._went_out = approved, went_out
         self._functions = {str(tool["name"]): tool for tool in request.tools}
         user = request.body.get("user")
         self._facts = RequestFacts(request.model, user if isinstance(user, str) else None, dict(headers or {}))
@@ -189,6 +191,8 @@ class Case:
         with self.rulebook.lock:
             repeats.refused(self.scope, fingerprint, [calls[i] for i in refused])
             repeats.released(self.scope, fingerprint, sent, self.policy.of)
+        if sent:
+            self._went_out(self.scope, sent)
 
     def _asked_about(self, calls: Sequence[ToolCall], verdict: Verdict) -> Iterable[int]:
         """The calls that a person was asked about, by an expression or for what was found."""

@@ -9,7 +9,7 @@ import pytest
 hypothesis.settings.register_profile("counterproof", deadline=None)
 hypothesis.settings.load_profile("counterproof")
 
-pytest_plugins = ["tests.engine.fixtures"]
+pytest_plugins = ["tests.engine.fixtures", "tests.leftovers", "tests.searching"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ from proxy.audit.chain import SELF, Fault, Kind, Record
 from proxy.audit.disk import AuditBusyError, AuditError
 from proxy.audit.file import Audit, AuditFile, NoAudit
 from proxy.audit.receipts import engine, receipt, turned
+from proxy.audit.turns import Turns
 from proxy.audit.witness import Witness
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Kind",
     "NoAudit",
     "Record",
+    "Turns",
     "Witness",
     "engine",
     "receipt",

@@ -53,6 +53,13 @@ def turned(change: Change) -> dict[str, Any]:
     }
 
 
+def turned_away(exchange: str, why: str, *, model: str, dialect: str, client: str) -> dict[str, Any]:
+    """A refusal of an answer or a request whose calls are not known; `client` is the credential's name, if any."""
+    told = {"exchange": exchange, "done": "refused", "why": why}
+    more = {"model": short(model, _MOST_NAME), "dialect": dialect, "client": client}
+    return told | {name: value for name, value in more.items() if value}
+
+
 def receipt(
     exchange: str,
     request: Request,

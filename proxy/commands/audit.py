@@ -176,6 +176,8 @@ class _Said:
 
     def of(self, data: dict[str, Any]) -> dict[str, str]:
         """The arguments of a receipt's calls by their hashes; without those that the ledger has not or not any more."""
+        if "calls" not in data:
+            return {}
         verdicts = [v for v in self._record.get("verdicts", []) if v["choice"] == data["choice"]]
         choices = [c for c in self._record.get("choices", []) if c["index"] == data["choice"]]
         calls = [call for one in (*verdicts, *choices) for call in (*one["calls"], *one.get("substitute", []))]
@@ -185,6 +187,10 @@ class _Said:
 
 def _receipt(record: Record, report: Report, said: _Said) -> Iterator[RenderableType]:
     data = record.data
+    if "calls" not in data:  # refused before anybody knew of any
+        names = ("exchange", "done", "why", "dialect", "model", "client")
+        yield _grid({name: str(data[name]) for name in names if name in data} | {"at": record.at, "hash": record.hash})
+        return
     rows = {
         "exchange": data["exchange"],
         "at": record.at,

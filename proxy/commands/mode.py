@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from proxy.commands.common import AsJson, Config, Control, Token, admin, out, print_json
+from proxy.commands.common import AsJson, Config, Control, Token, admin, err, out, print_json
 from proxy.control.mode import PATH
 from proxy.errors import StartError
 
@@ -40,6 +40,8 @@ def mode(
     if as_json:
         print_json(switch)
         return
+    if switch.get("recorded") is False:
+        err.print("[yellow]counterproof:[/] this is in force, and could not be recorded in the audit")
     out.print(Text.assemble("mode ", _word(switch["mode"]), f" (configured: {switch['configured']})"))
     if switch["settings"]:
         out.print(_settings(switch["settings"]))

@@ -1,10 +1,12 @@
-"""`/admin/erasures`: removes a conversation's content from the ledger of a proxy that runs; the audit says so."""
+"""`/admin/erasures`: removes a conversation's content from the ledger of a proxy that runs, and from its approvals."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from proxy.approvals import Approvals
 from proxy.audit import Audit, AuditError
 from proxy.audit.erasing import erase
 from proxy.control.access import require
@@ -29,18 +31,19 @@ class Erased(BaseModel):
     exchanges: int
 
 
-def erasure_routes(ledger: Ledger | None, audit: Audit) -> APIRouter:
+def erasure_routes(ledger: Ledger | None, audit: Audit, approvals: Approvals) -> APIRouter:
     """`POST`, for tokens with the scope `policy`; 503 where it cannot be done or recorded: nothing is erased then."""
     routes = APIRouter()
 
     @routes.post(PATH)
-    def _erase(erasure: Erasure, who: Annotated[str, require("policy")]) -> Erased:  # in a thread: it waits for two
+    async def _erase(erasure: Erasure, who: Annotated[str, require("policy")]) -> Erased:
         if ledger is None:
             raise invalid("no ledger is kept here", 404)
         try:
-            count = erase(ledger, audit, who, erasure.conversation)
+            count = await asyncio.to_thread(erase, ledger, audit, who, erasure.conversation)  # which waits for two
         except (AuditError, LedgerError) as error:
             raise invalid(f"{error}: nothing was erased", 503) from None
+        approvals.erase(erasure.conversation, who)
         return Erased(conversation=erasure.conversation, exchanges=count)
 
     return routes

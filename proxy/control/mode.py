@@ -1,8 +1,9 @@
 """`/admin/mode`: the switch, read and turned. It holds for requests that begin afterwards."""
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
@@ -28,11 +29,15 @@ class SettingShown(BaseModel):
 
 
 class ModeShown(BaseModel):
-    """The mode for all, the configured one beneath it, and every setting, oldest first."""
+    """The mode for all, the configured one beneath it, and every setting, oldest first.
+
+    `recorded` is there, and false, in the answer to a turn that is in force and could not be recorded.
+    """
 
     mode: Mode
     configured: Mode
     settings: list[SettingShown]
+    recorded: Literal[False] | None = None
 
 
 class Turn(BaseModel):
@@ -60,24 +65,32 @@ class Turn(BaseModel):
         return self.lasts if self.until is None else self.until.timestamp() - now
 
 
-def mode_routes(switch: Switch) -> APIRouter:
-    """`GET` (scope `read`) and `PUT` (scope `mode`), which answers like `GET`; 422 where it cannot be meant."""
+def mode_routes(switch: Switch, recorded: Callable[[], Awaitable[bool]]) -> APIRouter:
+    """`GET` (scope `read`) and `PUT` (scope `mode`), which answers like `GET`; 422 where it cannot be meant.
+
+    A turn is in force whether it can be recorded or not (`recorded` says of the last one): what an incident asks for
+    must not wait for a disk. The answer says where it was not.
+    """
     routes = APIRouter()
 
-    @routes.get(PATH, dependencies=[require("read")])
+    @routes.get(PATH, dependencies=[require("read")], response_model_exclude_unset=True)
     async def _show() -> ModeShown:
         return shown(switch)
 
-    @routes.put(PATH)
+    @routes.put(PATH, response_model_exclude_unset=True)
     async def _turn(turn: Turn, who: Annotated[str, require("mode")]) -> ModeShown:
         try:
             if turn.mode is None:
-                switch.clear(who=who, model=turn.model, tool=turn.tool, reason=turn.reason)
+                turned = switch.clear(who=who, model=turn.model, tool=turn.tool, reason=turn.reason)
             else:
                 seconds = turn.seconds(time.time())
-                switch.set(turn.mode, who=who, model=turn.model, tool=turn.tool, seconds=seconds, reason=turn.reason)
+                turned = switch.set(
+                    turn.mode, who=who, model=turn.model, tool=turn.tool, seconds=seconds, reason=turn.reason
+                )
         except SwitchError as error:
             raise invalid(str(error)) from None
+        if turned is not None and not await recorded():
+            return shown(switch).model_copy(update={"recorded": False})
         return shown(switch)
 
     return routes

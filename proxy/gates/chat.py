@@ -24,6 +24,7 @@ from shadow.wire.answers import AnswerReader
 from validators import ToolCall
 
 _NOTHING_PUT_IN = Nulls(frozenset(), frozenset())
+_NO_EVENT = (b":", b"event:", b"id:", b"retry:")  # how lines begin that every reader of a stream leaves alone
 
 
 class _Kind(StrEnum):
@@ -99,12 +100,12 @@ class ChatGate:
     def said(self, index: int) -> str:
         """The end of what a choice has said in text that went to the client."""
         self._catch_up()
-        return self._states[index].said
+        return self._states[index].said if index in self._states else ""
 
     def unsaid(self, index: int) -> str:
         """What a choice has said in text that is held."""
         content = self.choice(index).content
-        return content[self._states[index].told :]
+        return content[self._states[index].told :] if index in self._states else content
 
     def begun(self, index: int) -> bool:
         """Whether the client knows of a choice."""
@@ -116,8 +117,10 @@ class ChatGate:
         return [index for index, state in self._states.items() if state.held and state.fate is None]
 
     def unfinished(self) -> list[int]:
-        """The choices that are not held and have not ended."""
+        """The choices that are not held and have not ended; the first where none is known, for a refusal needs one."""
         self._catch_up()
+        if not self._states.keys() - {REST}:
+            return [0]
         return [index for index, state in self._states.items() if not state.held and not state.closed]
 
     def signals(self) -> list[tuple[Signal, int]]:
@@ -200,7 +203,7 @@ class ChatGate:
     def _rest(self, rest: bytes) -> bytes:
         """What no blank line ended: no event, but some readers take it for one. Half of one is good for nobody."""
         payload = sse.data_of(rest)
-        suspect = may_hold_call(rest) or not sse.is_text(rest)
+        suspect = may_hold_call(rest) or not sse.is_text(rest) or self._may_go_on(rest)
         if payload is None and not suspect:
             return self._beside(rest)
         if payload is not None and (payload.strip() == sse.DONE or answers.read_object(payload) is not None):
@@ -271,7 +274,8 @@ class ChatGate:
         payload = sse.data_of(block)
         suspect = may_hold_call(block)
         if payload is None:  # a comment, or a lone field
-            return self._keep_unread(client) if suspect or not sse.is_text(block) else self._beside(client)
+            unread = suspect or not sse.is_text(block) or self._may_go_on(block)
+            return self._keep_unread(client) if unread else self._beside(client)
         if payload.strip() == sse.DONE:
             self._catch_up()
             self._reader.done()
@@ -333,6 +337,10 @@ class ChatGate:
         for state in states:
             state.begun = state.begun or bool(entry.data)
         return self._released(entry) if any(state.fate is False for state in states) else entry.data
+
+    def _may_go_on(self, block: bytes) -> bool:
+        """Whether what is held may go on in a block without data: JSON with empty lines in it is many such blocks."""
+        return self.waiting and any(line and not line.startswith(_NO_EVENT) for line in block.splitlines())
 
     def _beside(self, client: bytes) -> bytes:
         """A comment, or a line end: nobody's, and in its own place."""

@@ -5,27 +5,48 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shadow.wire import answers
+from shadow.wire.spelling import Vocabulary, folded, repeated
 
 _CALL_KEYS = frozenset({"tool_calls", "function_call"})
+_CALL_KEYS_FOLDED = frozenset(map(folded, _CALL_KEYS))
+_KNOWN = Vocabulary(
+    "choices", "index", "delta", "message", "tool_calls", "function_call", "id", "type", "function", "name",
+    "arguments", "custom", "input",
+)  # fmt: skip
+_CLIENTS = frozenset({"arguments", "input"})  # what is in there has keys of the client's own
+_OF_TOKENS = frozenset({"token", "logprob", "bytes", "top_logprobs"})  # there are thousands of these
 _FOREIGN = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "function_call", "custom_tool_call", "mcp_call"})
 """The types of what is a call in another dialect: no chat answer has one, and some reader may know it."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def may_hold_call(text: bytes) -> bool:
-    r"""Whether some reader may find a call in a JSON text: only a \u escape can spell such a key in another way."""
-    return b"tool_" in text or b"function_call" in text or b"mcp_call" in text or b"\\u" in text
+    r"""Whether some reader may find a call in a JSON text, in whatever case its keys are.
+
+    Only a \u escape can spell such a key in another way.
+    """
+    text = text.lower()
+    return (
+        b"tool_" in text
+        or b"_call" in text
+        or b"toolcall" in text
+        or b"functioncall" in text
+        or (b"\\" in text and b"\\u" in text)  # one byte is found sooner
+    )
 
 
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object with all its members, repeated keys too."""
 
+    def names(self) -> list[str]:
+        return [key for key, _ in self]
+
 
 def calls_in(payload: bytes, block: bytes) -> list[int] | None:
     """The positions in `choices` whose delta holds a call; None where one stands elsewhere, or may.
 
-    Repeated keys are read by some as the first and by others as the last; one event in several lines, or in lines
-    that only some take for lines, is read in several ways, too.
+    Repeated keys are read by some as the first and by others as the last, and keys in another case by some only; one
+    event in several lines, or in lines that only some take for lines, is read in several ways, too.
     """
     return _calls_at(payload, "delta") if _plainly_framed(block) else None
 
@@ -34,7 +55,7 @@ def _calls_at(payload: bytes, holder: str) -> list[int] | None:
     try:
         value = json.loads(payload, object_pairs_hook=_Pairs)
         places = [_place(path, holder) for path in _call_paths(value, ())]
-        unsure = -1 in places or _repeats_keys(value, places, holder)
+        unsure = -1 in places or _in_doubt(value, places, holder)
     except (ValueError, RecursionError):
         return None
     return None if unsure else sorted(set(places))
@@ -43,7 +64,7 @@ def _calls_at(payload: bytes, holder: str) -> list[int] | None:
 def _place(path: tuple[str | int, ...], holder: str) -> int:
     """The position in `choices` that a path leads to the calls of; -1 for every other path."""
     match path:
-        case ("choices", int(place), str(held_by), _) if held_by == holder:
+        case ("choices", int(place), str(held_by), str(key)) if held_by == holder and key in _CALL_KEYS:
             return place
     return -1
 
@@ -58,9 +79,10 @@ def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str |
     """Where a key that holds calls stands with something in it; not looked for within one."""
     if isinstance(value, _Pairs):
         for key, child in value:
-            if key in _CALL_KEYS and child not in _NOTHING:
+            told = "" if key in _OF_TOKENS else folded(key)
+            if told in _CALL_KEYS_FOLDED and child not in _NOTHING:
                 yield (*path, key)
-            elif key == "type" and isinstance(child, str) and child in _FOREIGN:
+            elif told == "type" and isinstance(child, str) and child.lower() in _FOREIGN:
                 yield (*path, key, key)  # nowhere in its own place
             elif isinstance(child, list):
                 yield from _call_paths(child, (*path, key))
@@ -70,15 +92,29 @@ def _call_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str |
                 yield from _call_paths(child, (*path, i))
 
 
-def _repeats_keys(value: _Pairs, places: Sequence[int], holder: str) -> bool:
-    """Whether an object on the way to a call repeats a key."""
-    ways = [value]
-    if len(dict(value)) < len(value):
+def _in_doubt(value: _Pairs, places: Sequence[int], holder: str) -> bool:
+    """Whether an object on the way to a call, or of one, has keys that not every reader reads alike."""
+    if _odd(value):
         return True
     for place in places:
         choice = dict(value)["choices"][place]
-        ways += [choice, dict(choice)[holder]]
-    return any(len(dict(way)) < len(way) for way in ways)
+        if _odd(choice) or _odd(held := dict(choice)[holder]):
+            return True
+        if not all(_reads_alike(child) for key, child in held if key in _CALL_KEYS):
+            return True
+    return False
+
+
+def _odd(value: _Pairs) -> bool:
+    return repeated(value.names()) or _KNOWN.respelled(value.names())
+
+
+def _reads_alike(value: Any, *, clients: bool = False) -> bool:
+    """Whether a call, or a part of one, is the same to every reader; case matters in what is the client's own."""
+    if isinstance(value, _Pairs):
+        odd = len(dict(value)) < len(value) if clients else _odd(value)
+        return not odd and all(_reads_alike(child, clients=clients or key in _CLIENTS) for key, child in value)
+    return all(_reads_alike(child, clients=clients) for child in value) if isinstance(value, list) else True
 
 
 def calls_of_whole(body: bytes) -> list[int] | None:

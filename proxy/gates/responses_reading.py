@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from shadow.wire.responses_answer import CALLS, ENDS, LIFECYCLE
+from shadow.wire.spelling import Vocabulary, folded, repeated
 
 BUILT_IN = frozenset(
     {
@@ -51,12 +52,16 @@ _TEXTS = frozenset(
 # No JSON text without one of these says anything of a call: only a \u escape can spell one in another way.
 _MARKS = (b"call", b"tool", b"function", b"argument", b"\\u")
 _CALL_KEYS = frozenset(
-    {"tool_calls", "function_call", "function", "tool_use", "call_id", "tool_call_id", "name", "namespace", "arguments"}
-    | {"input"}
-)
+    folded(key)
+    for key in (
+        "tool_calls", "function_call", "function", "tool_use", "call_id", "tool_call_id", "name", "namespace",
+        "arguments", "input",
+    )
+)  # fmt: skip
 _CALL_MEMBERS = frozenset(
     {"type", "id", "item_id", "call_id", "name", "namespace", "arguments", "input", "delta", "status"}
 )
+_KNOWN = Vocabulary(*_CALL_MEMBERS, "type", "item", "item_id", "output_index", "response", "output", "sequence_number")
 _REPEATED = frozenset(
     {
         "conversation",
@@ -92,6 +97,9 @@ class Kind(StrEnum):
 
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object with all its members, repeated keys too."""
+
+    def names(self) -> list[str]:
+        return [key for key, _ in self]
 
     def of(self, name: str) -> Any:
         return dict(self).get(name)
@@ -154,7 +162,7 @@ def _is_error(value: dict[str, Any]) -> bool:
 
 
 def _kind(event: Any, passing: frozenset[str]) -> Kind:
-    if not isinstance(event, _Pairs) or _repeats(event):
+    if not isinstance(event, _Pairs) or _odd(event):
         return Kind.UNREAD
     kind = event.of("type")
     kind = kind if isinstance(kind, str) else ""
@@ -199,7 +207,7 @@ def _clean_beside(event: _Pairs, holder: str) -> bool:
 def _of_response(response: Any, passing: frozenset[str]) -> Kind:
     if not isinstance(response, _Pairs):
         return Kind.SAID if response is None else Kind.UNREAD
-    if _repeats(response):
+    if _odd(response):
         return Kind.UNREAD
     output = response.of("output")
     beside = all(_clean_member(key, child) for key, child in response if key not in _REPEATED | {"output"})
@@ -213,7 +221,7 @@ def _of_item(item: Any, passing: frozenset[str]) -> Kind:
     if not isinstance(item, _Pairs):
         return Kind.SAID if item is None else Kind.UNREAD
     kind = item.of("type")
-    if _repeats(item) or not isinstance(kind, str):
+    if _odd(item) or not isinstance(kind, str):
         return Kind.UNREAD
     if kind in CALLS:
         return Kind.CALL if all(_of_call(key, child) for key, child in item) else Kind.UNREAD
@@ -230,7 +238,7 @@ def _of_call(key: str, child: Any) -> bool:
 
 def _clean_member(key: str, child: Any, *, types: bool = True) -> bool:
     """Whether a member, and all that it holds, looks like nothing of a call."""
-    key = key.lower()  # some readers take a key in any case
+    key = folded(key)
     if key in _CALL_KEYS and child not in _NOTHING:
         return False
     if types and key == "type" and isinstance(child, str) and may_hold_call(child.encode("utf-8", "replace")):
@@ -245,4 +253,9 @@ def _clean(value: Any, *, types: bool = True) -> bool:
 
 
 def _repeats(value: _Pairs) -> bool:
-    return len({key.lower() for key, _ in value}) < len(value)
+    return repeated(value.names())
+
+
+def _odd(value: _Pairs) -> bool:
+    """Whether an object repeats a key, or has one that matters in another spelling."""
+    return _repeats(value) or _KNOWN.respelled(value.names())

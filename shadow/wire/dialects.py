@@ -13,6 +13,8 @@ PATHS = {
 }
 """Where each dialect is spoken, below a server's root."""
 
+_TOLD = messages_requests.BUILT_IN | responses.BUILT_IN
+
 
 def request_of(dialect: Dialect, sent: dict[str, Any]) -> Request:
     """A request from the JSON object that the client sent."""
@@ -35,13 +37,21 @@ def read(dialect: Dialect, body: bytes, *, stream: bool) -> Answer:
 
 
 def built_in(request: Request) -> list[str]:
-    """What of a request lets actions happen that nobody can hold back, in short words that hold no content."""
+    """What of a request lets actions happen that nobody can hold back, in short words: a policy may name them.
+
+    Some are the client's own; see `told`.
+    """
     match request.dialect:
         case Dialect.MESSAGES:
             return messages_requests.built_in(request.sent or {})
         case Dialect.RESPONSES:
             return responses.built_in(request.sent or {})
     return []
+
+
+def told(built_in: str) -> str:
+    """A word of `built_in` as it may stand in a log or a metric: one of a fixed list, whatever the client wrote."""
+    return built_in if built_in in _TOLD else responses.UNKNOWN
 
 
 def replayed(request: Request, model: str, *, expected: int) -> dict[str, Any]:

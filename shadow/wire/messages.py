@@ -142,7 +142,7 @@ class Reader:
             return Event(Kind.UNREAD)
         kind = _type_of(seen.value, names or frozenset())
         self._compare_names(kind, names)
-        self.conflict |= seen.repeats
+        self.conflict |= seen.odd
         event = self._event(kind, seen, payload)
         if seen.calls and event.kind is not Kind.CALL:  # where none belongs
             self.conflict = True
@@ -285,7 +285,7 @@ class Reader:
             self._whole_block(block, given)
         self._finish(seen.value)
         calls = [("content", place) for place, block in enumerate(blocks) if _is_call(block)]
-        self.conflict |= bool(seen.calls) and (seen.repeats or seen.calls != calls)
+        self.conflict |= bool(seen.calls) and (seen.odd or seen.calls != calls)
 
     def _inputs(self, body: bytes, seen: Look, blocks: list[Any]) -> list[str]:
         """Each block's input as it stands on the wire, "" where there is none."""

@@ -10,11 +10,16 @@ from typing import Any
 import orjson
 
 from shadow.wire import sse
+from shadow.wire.spelling import Vocabulary, folded, repeated
 
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 """What says nothing, wherever it stands."""
 
-_CALL_KEYS = frozenset({"partial_json", "tool_use", "tool_call", "tool_calls", "function_call"})
+_CALL_KEYS = frozenset(map(folded, ("partial_json", "tool_use", "tool_call", "tool_calls", "function_call")))
+_KNOWN = Vocabulary(
+    "type", "index", "message", "content", "content_block", "delta", "id", "name", "input", "partial_json",
+    "text", "thinking", "stop_reason", "error",
+)  # fmt: skip
 _CALL_TYPES = ("tool", "function", "input_json")
 # No JSON text without one of these has a call in it: only a \u escape can spell one in another way.
 _MARKS_OF_CALLS = (b"tool", b"function", b"partial_json", b"input", b"arguments", b"\\u")
@@ -57,28 +62,31 @@ class _Object(dict[str, Any]):
         self.pairs = pairs
 
 
-class _RepeatedError(ValueError):
+class _OddError(ValueError):
     pass
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _not_odd(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
-    if len(value) < len(pairs):
-        raise _RepeatedError
+    if len(value) < len(pairs) or _KNOWN.respelled(value):
+        raise _OddError
     return value
 
 
-_read_plain = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+_read_plain = json.JSONDecoder(object_pairs_hook=_not_odd).decode
 _read_with_repeats = json.JSONDecoder(object_pairs_hook=_Object).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A JSON object, where in it something stands that may be a call, and whether an object repeats a member."""
+    """A JSON object, where in it something stands that may be a call, and whether not all readers read it alike.
+
+    `odd`: an object repeats a member, or has a known one in another spelling.
+    """
 
     value: dict[str, Any]
     calls: list[tuple[str | int, ...]]
-    repeats: bool
+    odd: bool
 
 
 def look(payload: bytes) -> Look | None:
@@ -87,10 +95,10 @@ def look(payload: bytes) -> Look | None:
         orjson.loads(payload)  # the stricter one: no NaN, no half of a surrogate pair
         text = payload.decode()
         if not may_hold_call(payload):  # nearly every event
-            with contextlib.suppress(_RepeatedError):
-                return Look(value, [], repeats=False) if isinstance(value := _read_plain(text), dict) else None
+            with contextlib.suppress(_OddError):
+                return Look(value, [], odd=False) if isinstance(value := _read_plain(text), dict) else None
         value = _read_with_repeats(text)
-        return Look(value, list(_calls(value, ())), _repeats(value)) if isinstance(value, dict) else None
+        return Look(value, list(_calls(value, ())), _is_odd(value)) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
 
@@ -109,16 +117,21 @@ def _calls(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int,
 
 
 def _looks_like_call(value: _Object) -> bool:
+    told = {folded(key) for key in value}
+    if "name" in told and ("input" in told or "arguments" in told):
+        return True
     for key, child in value.pairs:
-        if key in _CALL_KEYS and child not in NOTHING:
+        if folded(key) in _CALL_KEYS and child not in NOTHING:
             return True
-        if key == "type" and isinstance(child, str) and any(kind in child.lower() for kind in _CALL_TYPES):
+        if folded(key) == "type" and isinstance(child, str) and any(kind in child.lower() for kind in _CALL_TYPES):
             return True
-    return "name" in value and ("input" in value or "arguments" in value)
+    return False
 
 
-def _repeats(value: Any) -> bool:
-    """Whether an object names a member twice; a call's input is its own matter, and kept as text."""
+def _is_odd(value: Any) -> bool:
+    """Whether an object names a member twice, or oddly; a call's input is its own matter, and kept as text."""
     if isinstance(value, _Object):
-        return len(value) < len(value.pairs) or any(_repeats(child) for key, child in value.items() if key != "input")
-    return isinstance(value, list) and any(_repeats(child) for child in value)
+        if repeated([key for key, _ in value.pairs]) or _KNOWN.respelled(value):
+            return True
+        return any(_is_odd(child) for key, child in value.items() if key != "input")
+    return isinstance(value, list) and any(_is_odd(child) for child in value)

@@ -14,6 +14,8 @@ _CLIENTS_TOOLS = re.compile(
 )
 _SERVERS_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 _SERVERS_MEMBERS = ("mcp_servers", "container")
+BUILT_IN = frozenset({*_SERVERS_TOOLS, *_SERVERS_MEMBERS, "thread", "unknown"})
+"""The words of `built_in`."""
 _MEDIA = ("image", "document")
 _ROLES = ("user", "assistant")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -69,8 +69,6 @@ _REPLAYED = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-# What a model's generation_config would otherwise fill in.
-_NEUTRAL = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _GREEDY = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
 
 
@@ -245,9 +243,41 @@ def own_name(name: str, tools: Any) -> tuple[str, str | None, bool]:
 
 # --- what cannot be held ----------------------------------------------------------------------------------------------
 
+_ELSEWHERE = ("previous_response_id", "conversation", "previous_input_messages", "prompt")
+UNKNOWN = "unknown_tool"
+BUILT_IN = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "container",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "namespace",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "background",
+        "store",
+        UNKNOWN,
+        *_ELSEWHERE,
+    }
+)
+"""The words of `built_in` that are the API's own, or vLLM's, and none of a client."""
+
 
 def built_in(body: Mapping[str, Any]) -> list[str]:
     """What of a request lets actions happen that a gate cannot hold, in no particular order; empty for most requests.
+
+    The kinds are the client's own words: only those in `BUILT_IN` may stand in a log or a metric.
 
     - The kind of each tool that is neither a function nor a custom tool (`web_search_preview`, `code_interpreter`,
       `container`, `mcp`, …): the server runs it while it answers, or (`computer_use_preview`, `local_shell`, `shell`,
@@ -263,14 +293,13 @@ def built_in(body: Mapping[str, Any]) -> list[str]:
     if isinstance(choice, dict) and _kind(choice) not in _HELD_KINDS | {"allowed_tools"}:
         found.append(_word(choice))
     found += [name for name in ("background", "store") if flag(body.get(name)) is True]
-    elsewhere = ("previous_response_id", "conversation", "previous_input_messages", "prompt")
-    return list(dict.fromkeys([*found, *(name for name in elsewhere if body.get(name))]))
+    return list(dict.fromkeys([*found, *(name for name in _ELSEWHERE if body.get(name))]))
 
 
 def _word(tool: dict[str, Any]) -> str:
-    """A tool's kind as a short word: it may stand in a log or a metric."""
+    """A tool's kind as a short word, by which a policy may allow it."""
     kind = _kind(tool)
-    return kind if kind.isidentifier() and kind.isascii() and len(kind) <= 40 else "unknown_tool"
+    return kind if kind.isidentifier() and kind.isascii() and len(kind) <= 40 else UNKNOWN
 
 
 # --- what a reference is asked ----------------------------------------------------------------------------------------
@@ -279,13 +308,13 @@ def _word(tool: dict[str, Any]) -> str:
 def replayed(body: Mapping[str, Any], model: str) -> dict[str, Any]:
     """The request as a reference gets it for an answer of its own: allowed fields only, greedy, whole, token ids told.
 
+    Penalties that the client left to the server are left to the reference's: nothing tells the primary's choice before
+    they bent it, so that both must be bent alike.
+
     Tools that the server runs are left out: they would run once more. What the server keeps (`previous_response_id`)
     is the primary's alone; such a request has another prompt on a reference, and its answer says nothing.
     """
     sent = {name: body[name] for name in _REPLAYED if name in body}
-    for name, neutral in _NEUTRAL.items():
-        if sent.get(name) is None:
-            sent[name] = neutral
     if tools := [tool for tool in _objects(body.get("tools")) if _kind(tool) in _HELD_KINDS | {"namespace"}]:
         sent["tools"] = tools
         if _tool_choice(body.get("tool_choice")) is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from proxy.demo.building import clean_environment
+from tests.secrets import secret
 
 CHAT = {
     "openai": ("openai_sdk.py",),
@@ -86,12 +87,12 @@ class Agent:
             tool_choice: for the first request only: "required", a tool's name, or None to leave it out.
             model: the model's name.
         """
-        asked = {"base_url": base_url, "model": model, "prompt": prompt, "stream": stream, "tool_choice": tool_choice}
+        asked = {"base_url": base_url, "api_key": secret("agent"), "model": model, "prompt": prompt, "stream": stream}
         assert self._process is not None, "enter first"
         watch = threading.Timer(_ANSWER_S, self._process.kill)
         watch.start()
         try:
-            line = self._exchange(json.dumps(asked))
+            line = self._exchange(json.dumps(asked | {"tool_choice": tool_choice}))
         finally:
             watch.cancel()
         assert line, f"{self.name} gave no answer; it said: {self.log.read_text(encoding='utf-8')[-2000:]}"

@@ -18,6 +18,7 @@ import pytest
 from proxy.demo.rig import PRIMARY_ARGS, REFERENCE_ARGS, Engine, Rig, free_port, prepare
 from proxy.demo.served import ProxyProcess
 from proxy.ledger import LedgerReader
+from tests.watching import WATCH
 
 # Two engines that load at once on two cores take 40 to 60 s; a loaded machine takes its time.
 READY_S = 300.0
@@ -129,6 +130,7 @@ def _serve(
     rig: Rig = request.getfixturevalue("rig")  # only now: a developer's own engines need none
     engine = Engine.start(rig, name=f"test-{name}", port=free_port(), core=core, args=args)
     stack.callback(engine.stop)
+    WATCH.see("file", str(engine.log))  # it lies beside the rig, not in the run's folder
     return Served(engine.base_url, engine)
 
 

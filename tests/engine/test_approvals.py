@@ -19,6 +19,7 @@ from proxy.demo.served import ProxyProcess
 from shadow.exchange import Dialect
 from shadow.wire import answers
 from tests.engine.fixtures import Engines
+from tests.watching import WATCH
 
 RELOAD = {
     "type": "function",
@@ -64,6 +65,7 @@ class Door:
         command = [sys.executable, "-c", "from proxy.cli import main; main()", "approvals", *args, "--json"]
         at = ["--control", self._process.control_url, "--token", self._token]
         ended = subprocess.run([*command, *at], capture_output=True, text=True, check=False)
+        WATCH.see("error", ended.stdout + ended.stderr)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 

@@ -21,6 +21,7 @@ from proxy.demo.rig import PRIMARY_ARGS, Engine, Rig, free_port
 from proxy.demo.served import ProxyProcess
 from tests.engine.fixtures import READY_S, Engines, ObservingProxy
 from tests.engine.test_flips import winners_by_prompt_logprobs, winners_by_replay
+from tests.watching import WATCH
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -31,7 +32,7 @@ BODY: dict[str, Any] = {"model": "smollm2", "messages": QUESTION, "temperature":
 
 @pytest.fixture(scope="module")
 def bending(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine whose generation_config has a repetition penalty; a shorter context, and another chat template."""
+    """An engine whose generation_config has a repetition penalty; a shorter context, another chat template, a store."""
     template = tmp_path_factory.mktemp("template") / "other.jinja"
     template.write_text("<|im_start|>system\nBe brief.<|im_end|>\n" + rig.template.read_text(encoding="utf-8"))
     override = ("--override-generation-config", json.dumps({"repetition_penalty": PENALTY}))
@@ -39,7 +40,9 @@ def bending(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
     cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
     # Bound to one core as the others are: three engines that each take all cores starve one another.
     core = cores[1] if len(cores) > 1 else None
-    engine = Engine.start(rig, name="test-bending", port=free_port(), core=core, args=args)
+    keeping = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+    engine = Engine.start(rig, name="test-bending", port=free_port(), core=core, args=args, env=keeping)
+    WATCH.see("file", str(engine.log))
     try:
         asyncio.run(engine.wait_ready(READY_S))
         _warm(engine.base_url)
@@ -125,6 +128,7 @@ def test_a_reference_with_a_shorter_context_is_refused_as_a_pair(
     command = [sys.executable, "-c", "from proxy.cli import main; main()", "check", "--json"]
     command += ["--primary", engines.primary.base_url, "--shadow", f"short={bending.base_url}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    WATCH.see("error", done.stdout + done.stderr)
     assert done.returncode == 1
     primary, short = json.loads(done.stdout)
     assert primary["fit"]
@@ -143,3 +147,20 @@ def test_a_reference_with_a_shorter_context_is_refused_as_a_pair(
             examination = observing.judged(_ask(process.base_url, BODY))["examinations"][0]
         assert examination["reason"] == "context_too_short"
         assert process.metric("counterproof_shadow_up", shadow="reference") == 0
+
+
+def test_a_response_that_is_kept_has_nothing_put_into_it(bending: Engine, engines: Engines, tmp_path: Path) -> None:
+    """Whoever fetches it later gets all of it; where it is not to be kept, its ids are told."""
+    settings = _settings(bending.base_url, engines.reference.base_url, tmp_path)
+    body = {"model": "smollm2", "input": "Hello.", "temperature": 0, "max_output_tokens": 4}
+    with ProxyProcess(settings, tmp_path) as process, httpx2.Client(timeout=300, trust_env=False) as client:
+        process.wait_fit("reference", READY_S)
+        observing = ObservingProxy(process, tmp_path / "counterproof.db")
+        kept = client.post(f"{process.base_url}/responses", json=body)
+        fetched = client.get(f"{process.base_url}/responses/{kept.json()['id']}")
+        assert (fetched.status_code, fetched.json()["input_messages"]) == (200, None)
+        assert fetched.json()["output"] == kept.json()["output"]
+        unkept = client.post(f"{process.base_url}/responses", json=body | {"store": False})
+        assert client.get(f"{process.base_url}/responses/{unkept.json()['id']}").status_code == 404
+        told = [observing.judged(one.headers["x-counterproof-id"])["choices"][0] for one in (kept, unkept)]
+    assert [choice["token_ids"] is None for choice in told] == [True, False]

@@ -27,6 +27,7 @@ from proxy.demo.rig import (
     prepare,
 )
 from tests.engine.fixtures import Engines
+from tests.secrets import secret
 
 # ---------------------------------------------------------------------------------------------- the real engines
 
@@ -142,7 +143,7 @@ def test_stop_ends_the_server_and_the_child_that_ignores_it(start: Callable[...,
 def test_an_engine_is_given_its_core_and_none_of_our_own_settings(
     start: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "a-users-own")
+    monkeypatch.setenv("VLLM_API_KEY", secret("a-users-own"))
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
     engine = start("--dtype", "float32")
     asyncio.run(engine.wait_ready(30))
@@ -177,7 +178,8 @@ def test_engines_end_with_a_parent_that_is_killed(start: Callable[..., Engine], 
     program = f"""
         import sys, time
         from pathlib import Path
-        from proxy.demo.rig import Engine, Rig, free_port
+        from tests.secrets import secret
+from proxy.demo.rig import Engine, Rig, free_port
         rig = Rig(Path(sys.executable), Path("model"), Path("template"))
         Engine.start(rig, name="orphan", port=free_port(), core=None, args=(), env={{"PYTHONPATH": {str(tmp_path)!r}}})
         time.sleep(600)

@@ -1,10 +1,12 @@
 """Approvals on a clock of the test's own, and who asks for them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import resource
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from proxy.approvals import Answer, Approvals
+from proxy.approvals import Answer, Approvals, DecidedError, UnknownError
 from proxy.audit import Audit, AuditFile, NoAudit
 from shadow.exchange import Dialect, Request
 from shadow.judge import Case, Rulebook
@@ -37,6 +39,17 @@ def case(scope: str = "me:1", approvers: int = 1) -> Case:
     return Case(book, Request(Dialect.CHAT, {"model": "qwen", "tools": tools}), b"", scope)
 
 
+@contextlib.contextmanager
+def full(path: Path) -> Iterator[None]:
+    """No byte more goes into files as long as this one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 class Stage:
     """Approvals on a clock of the test's own, and who asks for them. `wall` is what people's clocks show."""
 
@@ -66,6 +79,14 @@ class Stage:
         identity, answer = await self.approvals.ask(case(scope), calls, verdict, 0.001)
         assert answer is Answer.EXPIRED
         return identity
+
+    async def answer(self, identity: str, *, approved: bool) -> bool:
+        """Somebody's answer; whether it counts. Without an audit the loop has no turn meanwhile."""
+        try:
+            await self.approvals.decide(identity, "anna", approved=approved)
+        except (UnknownError, DecidedError):
+            return False
+        return True
 
     async def end(self) -> None:
         for task in self._group:

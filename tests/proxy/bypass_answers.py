@@ -4,6 +4,7 @@ The requests of these are like any other.
 """
 
 import gzip
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,14 +20,20 @@ from tests.proxy.bypass import (
     post,
     streamed,
 )
-from tests.proxy.bypass_bodies import OURS, chat_streams, chat_wholes, other_streams, other_wholes
+from tests.proxy.bypass_bodies import (
+    OURS,
+    chat_streams,
+    chat_wholes,
+    in_another_case,
+    other_streams,
+    other_wholes,
+)
 from tests.proxy.rawhttp import chunk, chunked, cut
 from tests.proxy.rawstage import Answer
 
 SSE = b"text/event-stream"
 _REFUSED = b"[counterproof] The call of QXZK_JVWG "
 _UNREAD = b"could not be checked for tool calls"
-_ACTED = b"x-counterproof-action: refused"
 
 
 def _try(
@@ -74,8 +81,10 @@ def _types() -> Iterator[Attempt]:
         for typed in (b"text/plain", b"text/html; charset=iso-8859-1", b"application/octet-stream", None):
             told = typed.decode() if typed else "nothing"
             yield _try(kind, f"JSON as {told}", dialect, answered(WHOLE[dialect], typed))
-        yield _try(kind, "JSON as a stream", dialect, streamed(WHOLE[dialect]), _ACTED)
-        yield _try(kind, "JSON and a line's end as a stream", dialect, streamed(WHOLE[dialect] + b"\n\n"), _ACTED)
+        yield _try(kind, "JSON as a stream", dialect, streamed(WHOLE[dialect]), _UNREAD)
+        yield _try(kind, "JSON and a line's end as a stream", dialect, streamed(WHOLE[dialect] + b"\n\n"), _UNREAD)
+        spread = json.dumps(json.loads(WHOLE[dialect]), indent=1).replace("\n", "\n\n").encode()
+        yield _try(kind, "JSON with empty lines as a stream", dialect, streamed(spread), _UNREAD)
         yield _try(kind, "a stream though none was asked for", dialect, streamed(STREAM[dialect]), stream=False)
         yield _try(kind, "none though a stream was asked for", dialect, answered(WHOLE[dialect]), stream=True)
         both = answered(STREAM[dialect], b"application/json", b"Content-Type: text/event-stream")
@@ -132,6 +141,11 @@ def _bodies() -> Iterator[Attempt]:
         yield _try(kind, name, "chat", answered(body), says, status=422 if says == OURS else 200)
     for dialect, name, body, says in other_wholes():
         yield _try(kind, name, dialect, answered(body), says, status=422 if says == OURS else 200)
+    kind = "keys in another case"
+    for dialect, name, body in in_another_case(STREAM):
+        yield _try(kind, f"{name}, streamed", dialect, streamed(body), _UNREAD, stream=True)
+    for dialect, name, body in in_another_case(WHOLE):
+        yield _unread(kind, f"{name}, whole", dialect, answered(body))
 
 
 ATTEMPTS = (*_statuses(), *_types(), *_codings(), *_framings(), *_bodies())

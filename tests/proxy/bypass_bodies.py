@@ -96,7 +96,7 @@ def _chat_lines() -> Iterator[tuple[str, bytes, bytes]]:
     yield "a byte order mark", b"\xef\xbb\xbf" + events(CALL, FINISH, DONE), _SAID
     yield "no space", STREAM["chat"].replace(b"data: ", b"data:"), _REFUSED
     yield "two spaces", STREAM["chat"].replace(b"data: ", b"data:  "), _REFUSED
-    yield "data in capitals", STREAM["chat"].replace(b"data: ", b"DATA: "), b"DATA: [DONE]"
+    yield "data in capitals", STREAM["chat"].replace(b"data: ", b"DATA: "), _UNREAD
     before = events(ROLE, TEXT)
     yield "the last line does not end", before + event(CALL)[:-1], _REFUSED
     yield "the last line does not end at all", before + event(CALL)[:-2], _REFUSED
@@ -168,6 +168,63 @@ def chat_wholes() -> Iterator[tuple[str, bytes, bytes]]:
         dumps(chat_message({"tool_calls": [chat_call(function={"name": TOOL, "arguments": LARGE})]})),
         _REFUSED,
     )
+
+
+# --- keys in another case ---------------------------------------------------------------------------------------------
+
+LONG_S, NO_DOT = "\u017f", "\u0131"  # folded, these are an s and an i
+_RESPELLED = {
+    "chat": {
+        "tool_calls": ("Tool_calls", "TOOL_CALLS", "toolCalls", f"tool_call{LONG_S}"),
+        "function": ("Function", f"funct{NO_DOT}on"),
+        "arguments": ("Arguments",),
+        "name": ("Name",),
+        "choices": ("Choices",),
+        "delta": ("Delta",),
+        "message": ("Message",),
+    },
+    "messages": {
+        "type": ("Type",),
+        "name": ("Name",),
+        "input": ("Input", f"{NO_DOT}nput"),
+        "content": ("Content",),
+        "content_block": ("Content_Block", "contentBlock"),
+        "delta": ("Delta",),
+        "partial_json": ("Partial_Json", f"part{NO_DOT}al_json"),
+    },
+    "responses": {
+        "type": ("Type",),
+        "name": ("NAME",),
+        "call_id": ("Call_Id", "callId"),
+        "arguments": ("Arguments", f"argument{LONG_S}"),
+        "delta": ("Delta",),
+        "item": ("Item",),
+        "output": ("Output",),
+        "response": ("Response",),
+    },
+}
+
+
+def in_another_case(bodies: dict[str, bytes]) -> Iterator[tuple[str, str, bytes]]:
+    """Answers with a key that only some readers take: dialect, name, body. Nothing of them is a text."""
+    for dialect, keys in _RESPELLED.items():
+        for key, spellings in keys.items():
+            for spelled in spellings:
+                body = bodies[dialect].replace(b'"%b":' % key.encode(), b'"%b":' % spelled.encode())
+                if body != bodies[dialect]:
+                    yield dialect, f"{spelled} for {key}", body
+    older = dumps({"Function_Call": chat_call()["function"]})
+    yield "chat", "Function_Call", bodies["chat"].replace(b'"tool_calls":%b' % dumps([chat_call()]), older[1:-1])
+    text = b'{"type":"text","text":"hello","Type":"tool_use","Name":"%b","Input":{}}' % TOOL.encode()
+    for block in (TOOL_USE, TOOL_USE | {"input": {}}):
+        if dumps(block) in bodies["messages"]:
+            yield "messages", "a text whose Type is another", bodies["messages"].replace(dumps(block), text)
+    beside = b'"arguments":%b,"Arguments":' % dumps(ARGUMENTS)
+    for dialect in ("chat", "responses"):
+        yield dialect, "arguments and Arguments", bodies[dialect].replace(b'"arguments":', beside)
+    other = b'"name":"look","Name":'
+    for dialect, body in bodies.items():
+        yield dialect, "name and Name", body.replace(b'"name":', other)
 
 
 # --- in the other dialects --------------------------------------------------------------------------------------------

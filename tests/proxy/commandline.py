@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from proxy import cli
+from tests.watching import WATCH
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -23,6 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()
+        WATCH.see("error", captured.out + captured.err)
         code = ended.value.code
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 

@@ -165,6 +165,49 @@ def twice_arguments_and_name(w: Writer) -> None:
     w.close()
 
 
+# -- keys in another case: Go's and .NET's readers take them, protobuf's takes those without an underscore
+
+
+def _respelled(key: bytes, spelled: bytes) -> Callable[[Writer], bytes]:
+    def write(w: Writer) -> bytes:
+        chunk = w.chunk(b'{"index":0,"delta":{"content":null,"tool_calls":%b}}' % _field(w))
+        return chunk.replace(b'"%b":' % key, b'"%b":' % spelled)
+
+    return write
+
+
+RESPELLED: dict[str, Callable[[Writer], bytes]] = {
+    f"{spelled} for {key}": _respelled(key.encode(), spelled.encode())
+    for key, spelled in (
+        ("tool_calls", "Tool_calls"),
+        ("tool_calls", "TOOL_CALLS"),
+        ("tool_calls", "toolCalls"),
+        ("tool_calls", "tool_call\u017f"),
+        ("tool_calls", "Tool\\u005fCalls"),
+        ("choices", "Choices"),
+        ("choices", "choice\u017f"),
+        ("delta", "Delta"),
+        ("index", "Index"),
+        ("function", "Function"),
+        ("name", "NAME"),
+        ("arguments", "Arguments"),
+        ("arguments", "argument\u017f"),
+    )
+} | {
+    "Function_Call for function_call": _choice(b'{"index":0,"delta":{"Function_Call":%b}}', _function),
+    "an i without a dot": _choice('{"index":0,"delta":{"funct\u0131on_call":%b}}'.encode(), _function),
+    "an i with a dot": _choice('{"index":0,"delta":{"FUNCT\u0130ON_CALL":%b}}'.encode(), _function),
+    "another Delta beside it": _choice(b'{"index":0,"delta":{"tool_calls":%b},"Delta":{}}'),
+    "another Index beside it": _choice(b'{"index":0,"Index":1,"delta":{"tool_calls":%b}}'),
+    "another Name beside it": lambda w: _choice(b'{"index":0,"delta":{"tool_calls":%b}}')(w).replace(
+        b'"name":', b'"name":"look","Name":'
+    ),
+    "a Type of another dialect": _choice(b'{"index":0,"delta":{"content":[{"Type":"tool_use","x":%b}]}}'),
+}
+for _name, _payload in RESPELLED.items():
+    SHELF.build(_name, "keys in another case", "Some readers take it for the same key.", _after_text(_payload))
+
+
 # -- numbers
 
 

@@ -199,6 +199,16 @@ class Stage:
                 await asyncio.sleep(0.002)
 
 
+def in_the_kernel(*ports: int) -> int:
+    """Bytes that are on their way on connections of these ports: as many as the system takes, and nobody's fault."""
+    total = 0
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        fields = line.split()
+        if any(int(end.split(":")[1], 16) in ports for end in fields[1:3]):
+            total += sum(int(queue, 16) for queue in fields[4].split(":"))
+    return total
+
+
 def address_of(door: Proxy) -> tuple[str, int]:
     """Host and port of a proxy's data port."""
     host, port = door.root.removeprefix("http://").split(":")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy import approvals
-from proxy.approvals import Answer
+from proxy.approvals import Answer, DecidedError, State
 from proxy.audit.reading import records
 from shadow.exchange import Choice, Dialect
 from shadow.tasks import Tasks
@@ -30,19 +30,19 @@ def test_an_answer_reaches_who_waits_and_is_given_once(approved: bool) -> None: 
         assert len(on.approvals) == 1
         assert (pending.scope, pending.calls, pending.verdict) == ("me:1", SEND, HOLD)
         assert pending.id.startswith("ap-")
-        assert on.approvals.answer(pending.id, approved=approved)
-        assert not on.approvals.answer(pending.id, approved=not approved)
+        assert await on.answer(pending.id, approved=approved)
+        assert not await on.answer(pending.id, approved=not approved)
         assert await waiting == (pending.id, Answer.APPROVED if approved else Answer.DENIED)
         assert (on.approvals.pending(), on.approvals.late(), len(on.approvals)) == ([], [], 0)
-        assert not on.approvals.answer(pending.id, approved=approved)
+        assert not await on.answer(pending.id, approved=approved)
 
     play(scene)
 
 
 def test_nobody_answers_what_was_never_asked() -> None:
     async def scene(on: Stage) -> None:
-        assert not on.approvals.answer("ap-0", approved=True)
-        assert not on.approvals.answer("", approved=True)
+        assert not await on.answer("ap-0", approved=True)
+        assert not await on.answer("", approved=True)
 
     play(scene)
 
@@ -52,10 +52,10 @@ def test_each_waits_for_its_own_answer() -> None:
         first, second = await on.asking(), await on.asking()  # the same calls: each would be executed
         one, two = on.approvals.pending()
         assert one.id != two.id
-        on.approvals.answer(two.id, approved=False)
+        assert await on.answer(two.id, approved=False)
         assert await second == (two.id, Answer.DENIED)
         assert not first.done()
-        on.approvals.answer(one.id, approved=True)
+        assert await on.answer(one.id, approved=True)
         assert await first == (one.id, Answer.APPROVED)
 
     play(scene)
@@ -69,7 +69,7 @@ def test_one_more_than_may_wait_is_not_asked_about(monkeypatch: pytest.MonkeyPat
         await on.asking()
         assert await on.approvals.ask(case(), SEND, HOLD, LONG) == ("", Answer.EXPIRED)
         assert on.approvals.late() == []
-        on.approvals.answer(on.approvals.pending()[0].id, approved=True)
+        assert await on.answer(on.approvals.pending()[0].id, approved=True)
         await waiting
         await on.asking()
         assert len(on.approvals) == 2
@@ -86,8 +86,8 @@ def test_a_late_answer_is_for_the_same_call_when_it_comes_again_and_once(approve
         identity = await on.expire()
         assert on.approvals.pending() == []
         assert [late.id for late in on.approvals.late()] == [identity]
-        assert on.approvals.answer(identity, approved=approved)
-        assert not on.approvals.answer(identity, approved=not approved)
+        assert await on.answer(identity, approved=approved)
+        assert not await on.answer(identity, approved=not approved)
         assert on.approvals.late() == []
         again = (ToolCall("send", '{ "n": 1.0, "city": "Oslo" }', "id-2"),)  # the same, as another text
         answer = Answer.APPROVED if approved else Answer.DENIED
@@ -115,7 +115,7 @@ def test_a_late_answer_is_for_nothing_else(name: str) -> None:
     calls, verdict, scope = OTHERS[name]
 
     async def scene(on: Stage) -> None:
-        on.approvals.answer(await on.expire(), approved=True)
+        assert await on.answer(await on.expire(), approved=True)
         waiting = await on.asking(calls, verdict, scope)
         assert not waiting.done()
         assert len(on.approvals) == 1
@@ -127,7 +127,7 @@ def test_parallel_calls_are_the_same_in_any_order() -> None:
     async def scene(on: Stage) -> None:
         ping = ToolCall("ping")
         identity = await on.expire((*SEND, ping))
-        on.approvals.answer(identity, approved=True)
+        assert await on.answer(identity, approved=True)
         assert await on.approvals.ask(case(), (ping, *SEND), HOLD, LONG) == (identity, Answer.APPROVED)
 
     play(scene)
@@ -139,7 +139,7 @@ def test_what_comes_again_undecided_keeps_its_id() -> None:
         waiting = await on.asking()
         assert [pending.id for pending in on.approvals.pending()] == [identity]
         assert on.approvals.late() == []
-        on.approvals.answer(identity, approved=True)
+        assert await on.answer(identity, approved=True)
         assert await waiting == (identity, Answer.APPROVED)
 
     play(scene)
@@ -149,9 +149,11 @@ def test_what_was_decided_goes_before_what_was_not() -> None:
     async def scene(on: Stage) -> None:
         waiting = [await on.asking(seconds=0.001), await on.asking(seconds=0.001)]
         (one, _), (two, _) = await asyncio.gather(*waiting)
-        on.approvals.answer(two, approved=True)
+        assert await on.answer(two, approved=True)
         assert await on.approvals.ask(case(), SEND, HOLD, LONG) == (two, Answer.APPROVED)
-        assert [late.id for late in on.approvals.late()] == [one]
+        assert on.approvals.late() == []  # nor passes the other one the same call once more
+        assert (found := on.approvals.find(one)) is not None
+        assert found.state is State.OVERTAKEN
 
     play(scene)
 
@@ -166,7 +168,7 @@ def test_what_its_client_left_can_still_be_decided() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled()
         assert on.approvals.pending() == []
-        assert on.approvals.answer(identity, approved=True)
+        assert await on.answer(identity, approved=True)
         assert await on.approvals.ask(case(), SEND, HOLD, LONG) == (identity, Answer.APPROVED)
 
     play(scene)
@@ -176,7 +178,7 @@ def test_an_answer_that_its_client_did_not_wait_for_is_not_lost() -> None:
     async def scene(on: Stage) -> None:
         waiting = await on.asking()
         identity = on.approvals.pending()[0].id
-        assert on.approvals.answer(identity, approved=True)
+        assert await on.answer(identity, approved=True)
         waiting.cancel()  # in the same turn of the loop
         await asyncio.gather(waiting, return_exceptions=True)
         assert on.approvals.late() == []
@@ -189,10 +191,10 @@ def test_an_answer_at_the_very_last_moment_counts() -> None:
     async def scene(on: Stage) -> None:
         waiting = await on.asking(seconds=0.02)
         identity = on.approvals.pending()[0].id
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.01, lambda: on.approvals.answer(identity, approved=True))
-        loop.call_soon(time.sleep, 0.05)  # both are due then, and run in one turn of the loop
+        answering = asyncio.get_running_loop().create_task(on.answer(identity, approved=True), name="answering")
+        time.sleep(0.05)  # noqa: ASYNC251  (the answer and the deadline are both due then, in one turn of the loop)
         assert await waiting == (identity, Answer.APPROVED)
+        assert await answering
         assert on.approvals.late() == []
         assert not (await on.asking()).done()  # it was given already
 
@@ -206,10 +208,10 @@ def test_what_is_late_is_forgotten_after_a_while() -> None:
     async def scene(on: Stage) -> None:
         first, second = await on.expire(), await on.expire(scope="me:2")
         on.clock.now += 3599
-        assert on.approvals.answer(second, approved=True)
+        assert await on.answer(second, approved=True)
         on.clock.now += 2
         assert on.approvals.late() == []
-        assert not on.approvals.answer(first, approved=True)
+        assert not await on.answer(first, approved=True)
         assert await on.approvals.ask(case("me:2"), SEND, HOLD, LONG) == (second, Answer.APPROVED)
 
     play(scene)
@@ -217,7 +219,7 @@ def test_what_is_late_is_forgotten_after_a_while() -> None:
 
 def test_a_late_answer_is_forgotten_after_a_while() -> None:
     async def scene(on: Stage) -> None:
-        on.approvals.answer(await on.expire(), approved=True)
+        assert await on.answer(await on.expire(), approved=True)
         on.clock.now += 3601
         waiting = await on.asking()
         assert not waiting.done()
@@ -265,7 +267,7 @@ def test_a_call_that_is_approved_late_goes_out_when_it_comes_again(tmp_path: Pat
             (late,) = door.service.approvals.late()
             assert refused.calls == ()
             assert f"needs a person's approval ({late.id})" in refused.content
-            assert door.service.approvals.answer(late.id, approved=True)
+            await door.service.approvals.decide(late.id, "anna", approved=True)
             turns = [*HELLO, {"role": "assistant", "content": refused.content}, {"role": "user", "content": "Again."}]
             _, body, _ = await door.chat(asked(messages=turns))
             assert len(read(body).calls) == 1
@@ -283,7 +285,7 @@ def test_a_call_that_was_denied_is_not_asked_about_again(tmp_path: Path) -> None
         async with StandIn([PARIS]) as engine, proxy(tmp_path, engine, mode="block", policy=ASKS) as door:
             await door.chat(asked())
             (late,) = door.service.approvals.late()
-            door.service.approvals.answer(late.id, approved=False)
+            await door.service.approvals.decide(late.id, "anna", approved=False)
             _, body, _ = await door.chat(asked())
             assert "A person has denied the call of send." in read(body).content
             _, body, _ = await door.chat(asked(seed=1))
@@ -295,7 +297,7 @@ def test_a_call_that_was_denied_is_not_asked_about_again(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_approved_call_passes_once_though_the_same_one_was_made_before(tmp_path: Path) -> None:
+def test_of_two_that_wait_for_the_same_call_one_approval_lets_one_out(tmp_path: Path) -> None:
     tool = {"match": "send", "approve": True, "approval_timeout": "2s", "repeat": {"window": "10m"}}
 
     async def main() -> None:
@@ -307,20 +309,18 @@ def test_an_approved_call_passes_once_though_the_same_one_was_made_before(tmp_pa
                 async with asyncio.timeout(10):
                     while len(approvals_) < 2:
                         await asyncio.sleep(0.01)
-                first = approvals_.pending()[0]
+                first, second = approvals_.pending()
                 await approvals_.decide(first.id, "anna", approved=True)
                 bodies = [body for _, body, _ in await asyncio.gather(*asking)]
                 assert sorted(len(read(body).calls) for body in bodies) == [0, 1]
-                (late,) = approvals_.late()
-                await approvals_.decide(late.id, "anna", approved=True)
-                for seed, calls in ((2, 1), (3, 0)):  # once, and not twice
-                    _, body, _ = await door.chat(asked(seed=seed))
-                    assert len(read(body).calls) == calls
+                with pytest.raises(DecidedError, match="has gone out without it"):
+                    await approvals_.decide(second.id, "anna", approved=True)
+                _, body, _ = await door.chat(asked(seed=2))
+                assert read(body).calls == ()
                 assert b"the same call was made earlier in this conversation" in body
-                assert await door.metric("counterproof_gate_total", action="released") == 2
-                assert await door.metric("counterproof_gate_total", action="refused", verdict="repeat") == 1
+                assert await door.metric("counterproof_gate_total", action="released") == 1
         await tasks.close()
 
     asyncio.run(main())
     released = [r.data["id"] for r in records(tmp_path / "audit.jsonl") if r.data.get("event") == "released"]
-    assert len(set(released)) == 2
+    assert len(released) == 1

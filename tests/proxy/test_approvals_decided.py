@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from proxy import approvals
 from proxy.approvals import Answer, Approval, DecidedError, State, UnknownError
 from proxy.audit import AuditError, Record
 from proxy.audit.reading import records, verify
-from tests.proxy.approving import HOLD, LONG, SEND, Stage, case, play
+from tests.proxy.approving import HOLD, LONG, SEND, Stage, case, full, play
 from validators import ToolCall
 
 
@@ -294,17 +292,6 @@ def test_it_passes_once_however_many_come_at_once(tmp_path: Path) -> None:
 # -- an audit that cannot be written
 
 
-@contextlib.contextmanager
-def full(path: Path) -> Iterator[None]:
-    """No byte more goes into files as long as this one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_nobody_is_asked_unrecorded(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
@@ -355,8 +342,9 @@ def test_what_is_approved_does_not_go_out_unrecorded_and_can_come_again(tmp_path
         waiting = await on.asking()
         await _recorded(path, 2)
         (pending,) = on.approvals.pending()
+        await on.approvals.decide(pending.id, "anna", approved=True)
+        assert not waiting.done()  # it has yet to have its turn, and no record can be written then
         with full(path):
-            assert on.approvals.answer(pending.id, approved=True, who="anna")  # as if it had just been recorded
             with pytest.raises(AuditError):
                 await waiting
             assert found(on, pending.id).state is State.APPROVED

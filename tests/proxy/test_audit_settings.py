@@ -8,13 +8,14 @@ import pytest
 from proxy.configfile import load
 from proxy.errors import ConfigError
 from proxy.settings import Settings
+from tests.secrets import secret
 
 PRIMARY = "primary: {base_url: http://h/v1}\n"
-TOKENS = """control:
+TOKENS = f"""control:
   tokens:
-    - {name: anna, token: ct-anna-0123456789abcdef, scopes: [approve]}
-    - {name: bo, token: ct-bo-0123456789abcdef, scopes: [read, approve]}
-    - {name: reader, token: ct-reader-0123456789abcdef, scopes: [read]}
+    - {{name: anna, token: {secret("anna", "ct")}, scopes: [approve]}}
+    - {{name: bo, token: {secret("bo", "ct")}, scopes: [read, approve]}}
+    - {{name: reader, token: {secret("reader", "ct")}, scopes: [read]}}
 """
 
 

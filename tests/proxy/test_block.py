@@ -12,17 +12,19 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from proxy.app import Recorder
-from proxy.approvals import Approval
+from proxy.approvals import Approval, DecidedError
 from shadow.exchange import Choice, Dialect
 from shadow.judge import Case
 from shadow.wire import answers
 from tests.proxy.answers import same
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 from tests.standin import Call, Faults, Script, StandIn
 from tests.standin.asking_it import LEAD, PARIS, ROME, TOOLS, chat
 
 pytestmark = pytest.mark.slow
 
+CLIENT = secret("client")
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 CERTAIN_ROME = Script(text=LEAD, calls=ROME.calls)
 TEXT = Script(text="No tool is needed for that.")
@@ -259,8 +261,9 @@ def test_a_person_decides(tmp_path: Path, answer: str) -> None:
                 assert await door.metric("counterproof_approvals_pending") == 1
                 assert [call.name for call in pending.calls] == ["send"]
                 if answer != "expired":
-                    assert door.service.approvals.answer(pending.id, approved=answer == "approved")
-                    assert not door.service.approvals.answer(pending.id, approved=True)
+                    await door.service.approvals.decide(pending.id, "anna", approved=answer == "approved")
+                    with pytest.raises(DecidedError):
+                        await door.service.approvals.decide(pending.id, "bo", approved=True)
                 status, body, _ = await asking
                 assert not door.service.approvals.pending()
         choice = read(body, stream=True)
@@ -345,7 +348,7 @@ def test_a_call_keeps_the_mode_it_began_with(tmp_path: Path) -> None:
                 status, body, response = await door.chat(asked(stream=True))
                 assert read(body, stream=True).calls
                 assert response.headers["x-counterproof-mode"] == "observe"
-                door.service.approvals.answer(pending.id, approved=False)
+                await door.service.approvals.decide(pending.id, "anna", approved=False)
                 status, body, response = await asking
                 assert status == 200
                 assert response.headers["x-counterproof-mode"] == "block"
@@ -381,7 +384,7 @@ def test_a_client_cannot_steer_slow_or_read_the_reference(tmp_path: Path) -> Non
         async with StandIn([PARIS]) as engine, StandIn([PARIS]) as second:
             async with proxy(tmp_path, engine, second, mode="block") as door:
                 second.received.clear()
-                headers = {"authorization": "Bearer key-of-the-client", "x-request-id": "req-of-the-client"}
+                headers = {"authorization": f"Bearer {CLIENT}", "x-request-id": "req-of-the-client"}
                 status, _, _ = await door.chat(asked(stream=True, **forged), headers=headers)
                 await door.settled()
                 sent = list(second.received)

@@ -18,6 +18,8 @@ from tests.proxy.bypass import (
     answered,
     answers_in,
     asked,
+    chat_message,
+    dumps,
     leaked,
     post,
     streamed,
@@ -155,6 +157,18 @@ def test_text_is_content_whatever_it_looks_like(stage: Stage, name: str) -> None
         stage.upstream.plays.append(answered(body))
         async with stage.client() as client:
             (answer,) = await _asked(client, post(path))
+        assert (answer.status, answer.body) == (200, body)
+
+    stage.play(scene())
+
+
+def test_json_that_is_told_to_be_a_stream_goes_out_where_it_has_no_call(stage: Stage) -> None:
+    body = dumps(chat_message({"content": "hello"}, finish_reason="stop"))
+
+    async def scene() -> None:
+        stage.upstream.plays.append(streamed(body))
+        async with stage.client() as client:
+            (answer,) = await _asked(client, post(PATHS["chat"], asked("chat", stream=True)))
         assert (answer.status, answer.body) == (200, body)
 
     stage.play(scene())

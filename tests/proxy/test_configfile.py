@@ -9,9 +9,11 @@ from proxy.configfile import load
 from proxy.errors import ConfigError
 from proxy.inject import Level
 from proxy.settings import Settings
+from tests.secrets import secret
 
 PRIMARY = "primary: {base_url: http://vllm:8000/v1}\n"
-SECRET = "sk-very-secret"
+SECRET = secret("very-secret")
+KEY, OTHER = secret("agents"), secret("others")
 
 
 def read(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None, **overrides: Any) -> Settings:
@@ -485,8 +487,8 @@ def test_a_key_that_cannot_stand_in_a_header_is_refused(tmp_path: Path, key: str
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
 def test_with_keys_of_the_clients_own_the_data_port_may_be_exposed(tmp_path: Path, host: str) -> None:
     text = f"primary: {{base_url: http://h/v1, api_key: {SECRET}}}\nlisten: {{host: '{host}'}}\n"
-    settings = read(tmp_path, text + "client_keys: [{name: agents, key: sk-0123456789abcdef}]\n")
-    assert settings.client_keys[0].digest == hashlib.sha256(b"sk-0123456789abcdef").digest()
+    settings = read(tmp_path, text + f"client_keys: [{{name: agents, key: {KEY}}}]\n")
+    assert settings.client_keys[0].digest == hashlib.sha256(KEY.encode()).digest()
 
 
 @pytest.mark.parametrize(
@@ -496,11 +498,11 @@ def test_with_keys_of_the_clients_own_the_data_port_may_be_exposed(tmp_path: Pat
         ("client_keys:\n  - {name: a}\n", "cp.yaml:3: client_keys.0: give either key or sha256"),
         ("client_keys:\n  - {name: a, sha256: abc}\n", "cp.yaml:3: client_keys.0.sha256: "),
         (
-            "client_keys:\n  - {name: a, key: sk-0123456789abcdef}\n  - {name: a, key: sk-0123456789abcdeg}\n",
+            f"client_keys:\n  - {{name: a, key: {KEY}}}\n  - {{name: a, key: {OTHER}}}\n",
             "cp.yaml:4: client_keys.1.name: 'a' is the name of another key already",
         ),
         (
-            "client_keys:\n  - {name: a, key: sk-0123456789abcdef}\n  - {name: b, key: sk-0123456789abcdef}\n",
+            f"client_keys:\n  - {{name: a, key: {KEY}}}\n  - {{name: b, key: {KEY}}}\n",
             "cp.yaml:4: client_keys.1: is the same key as another one",
         ),
         ("paths: {deny: [sleep]}\n", "cp.yaml:2: paths.deny: 'sleep': a path begins with /"),
@@ -522,7 +524,7 @@ def test_with_keys_of_the_clients_own_the_data_port_may_be_exposed(tmp_path: Pat
             "cp.yaml:5: routes.0.shadows.0.base_url: is the primary itself",
         ),
         (
-            "routes:\n  - {model: q, primary: {base_url: http://q, api_key: sk-q}}\nlisten: {host: 0.0.0.0}\n",
+            f"routes:\n  - {{model: q, primary: {{base_url: http://q, api_key: {KEY}}}}}\nlisten: {{host: 0.0.0.0}}\n",
             "cp.yaml:4: listen.host: with routes.0.primary.api_key an exposed data port would lend that key",
         ),
     ],

@@ -8,10 +8,12 @@ import pytest
 from proxy.configfile import control, load
 from proxy.errors import ConfigError
 from proxy.tokens import SCOPES, Token
+from tests.secrets import secret
 
 PRIMARY = "primary: {base_url: http://h/v1}\n"
-ONE = "tokens: [{name: ops, token: ct-0123456789abcdef, scopes: [read, mode]}]"
-DIGEST = hashlib.sha256(b"ct-0123456789abcdef").hexdigest()
+TOKEN, OTHER = secret("ops", "ct"), secret("other", "ct")
+ONE = f"tokens: [{{name: ops, token: {TOKEN}, scopes: [read, mode]}}]"
+DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
 
 
 def written(folder: Path, text: str) -> Path:
@@ -25,12 +27,12 @@ def test_without_anything_the_port_is_on_loopback_and_metrics_are_open(tmp_path:
     assert (found.host, found.port, found.metrics, found.tokens, found.hosts) == ("127.0.0.1", 8081, "open", (), ())
 
 
-@pytest.mark.parametrize("secret", ["token: ct-0123456789abcdef", f"sha256: {DIGEST}", f"sha256: {DIGEST.upper()}"])
-def test_a_token_is_known_by_its_hash(tmp_path: Path, secret: str) -> None:
-    text = f"control: {{tokens: [{{name: ops, {secret}, scopes: [read, mode]}}]}}\n"
+@pytest.mark.parametrize("given", [f"token: {TOKEN}", f"sha256: {DIGEST}", f"sha256: {DIGEST.upper()}"])
+def test_a_token_is_known_by_its_hash(tmp_path: Path, given: str) -> None:
+    text = f"control: {{tokens: [{{name: ops, {given}, scopes: [read, mode]}}]}}\n"
     found = load(written(tmp_path, text), {}, {}).control.tokens[0]
     assert found.value() == Token("ops", bytes.fromhex(DIGEST), frozenset({"read", "mode"}))
-    assert "ct-0123456789abcdef" not in repr(found) + repr(found.value())
+    assert TOKEN not in repr(found) + repr(found.value())
 
 
 def test_all_scopes_can_be_given(tmp_path: Path) -> None:
@@ -68,28 +70,28 @@ def test_what_the_port_is_called_by(tmp_path: Path) -> None:
         ("{tokens: [{name: a, token: short, scopes: [read]}]}", "2: control.tokens.0: a token has at least 16 char"),
         ("{tokens: [{name: a, scopes: [read]}]}", "2: control.tokens.0: give either token or sha256"),
         (
-            f"{{tokens: [{{name: a, token: ct-0123456789abcdef, sha256: {DIGEST}, scopes: [read]}}]}}",
+            f"{{tokens: [{{name: a, token: {TOKEN}, sha256: {DIGEST}, scopes: [read]}}]}}",
             "2: control.tokens.0: give either token or sha256",
         ),
-        ("{tokens: [{name: a, token: 'ct 0123456789abcdef', scopes: [read]}]}", "2: control.tokens.0.token: a key is "),
+        (f"{{tokens: [{{name: a, token: 'ct {TOKEN}', scopes: [read]}}]}}", "2: control.tokens.0.token: a key is "),
         ("{tokens: [{name: a, sha256: abc, scopes: [read]}]}", "2: control.tokens.0.sha256: "),
-        ("{tokens: [{name: a, token: ct-0123456789abcdef}]}", "2: control.tokens.0.scopes: is missing"),
-        ("{tokens: [{name: a, token: ct-0123456789abcdef, scopes: []}]}", "2: control.tokens.0.scopes: "),
+        (f"{{tokens: [{{name: a, token: {TOKEN}}}]}}", "2: control.tokens.0.scopes: is missing"),
+        (f"{{tokens: [{{name: a, token: {TOKEN}, scopes: []}}]}}", "2: control.tokens.0.scopes: "),
         (
-            "{tokens: [{name: a, token: ct-0123456789abcdef, scopes: [write]}]}",
+            f"{{tokens: [{{name: a, token: {TOKEN}, scopes: [write]}}]}}",
             "2: control.tokens.0.scopes.0: Input should be 'read', 'metrics', 'mode', 'approve' or 'policy'",
         ),
-        ("{tokens: [{name: a b, token: ct-0123456789abcdef, scopes: [read]}]}", "2: control.tokens.0.name: "),
+        (f"{{tokens: [{{name: a b, token: {TOKEN}, scopes: [read]}}]}}", "2: control.tokens.0.name: "),
         (
-            f"\n  {ONE[:-1]},\n  {{name: ops, token: ct-0123456789abcdeg, scopes: [mode]}}]",
+            f"\n  {ONE[:-1]},\n  {{name: ops, token: {OTHER}, scopes: [mode]}}]",
             "4: control.tokens.1.name: 'ops' is the name of another token already",
         ),
         (
-            f"\n  {ONE[:-1]},\n  {{name: b, token: ct-0123456789abcdef, scopes: [mode]}}]",
+            f"\n  {ONE[:-1]},\n  {{name: b, token: {TOKEN}, scopes: [mode]}}]",
             "4: control.tokens.1: is the same token as another one",
         ),
         (
-            f"{{{ONE}}}\nclient_keys: [{{name: agents, key: ct-0123456789abcdef}}]",
+            f"{{{ONE}}}\nclient_keys: [{{name: agents, key: {TOKEN}}}]",
             "2: control.tokens.0: is the key of a client as well",
         ),
         ("{hosts: ['http://cp.example']}", "2: control.hosts.0: "),

@@ -13,11 +13,13 @@ from yarl import URL
 
 from tests.proxy.answers import same
 from tests.proxy.serving import proxy
+from tests.secrets import secret
 from tests.standin import Faults, Script, StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat, post
 
 pytestmark = pytest.mark.slow
 
+CLIENT, OWN = secret("client"), secret("primary")
 TEXT = Script(text="Plain words, zażółć 👩‍💻 and more of them.")
 KINDS: dict[str, dict[str, Any]] = {
     "text": {},
@@ -77,6 +79,9 @@ def test_an_error_to_an_injected_request_is_asked_again_plainly_and_remembered(t
             await door.settled()
             assert await door.metric("counterproof_injection_refused_total", model="smollm2") == 1
             assert (await door.outcomes())["s0", "not_comparable", "no_token_ids"] == 2
+            engine.faults = Faults()
+            async with door.session.post(f"{door.root}/v1/completions", json={"model": "smollm2", "prompt": "a"}):
+                assert "logprobs" in json.loads(engine.received[-1].body), "another dialect has something else put in"
 
     asyncio.run(main())
 
@@ -207,7 +212,7 @@ def test_headers_go_to_the_primary_but_for_those_of_the_connection(tmp_path: Pat
     async def main() -> None:
         async with StandIn([TEXT]) as engine, proxy(tmp_path, engine) as door:
             headers = {
-                "X-Own": "1", "authorization": "Bearer client", "te": "trailers", "keep-alive": "5",
+                "X-Own": "1", "authorization": f"Bearer {CLIENT}", "te": "trailers", "keep-alive": "5",
                 "connection": "keep-alive, x-hop", "x-hop": "gone", "user-agent": "agent/1",
                 "accept-encoding": "gzip, br",
             }  # fmt: skip
@@ -215,7 +220,7 @@ def test_headers_go_to_the_primary_but_for_those_of_the_connection(tmp_path: Pat
             assert status == 200
             seen = engine.received[-1]
             assert seen.header("x-own") == "1"
-            assert seen.header("authorization") == "Bearer client"
+            assert seen.header("authorization") == f"Bearer {CLIENT}"
             assert seen.header("user-agent") == "agent/1"
             assert seen.header("accept-encoding") == "gzip, br"  # nothing was injected
             assert [seen.header(name) for name in ("te", "keep-alive", "x-hop")] == [None, None, None]
@@ -227,12 +232,12 @@ def test_headers_go_to_the_primary_but_for_those_of_the_connection(tmp_path: Pat
 def test_the_proxys_own_key_replaces_the_clients_and_goes_nowhere_else(tmp_path: Path) -> None:
     async def main() -> None:
         async with StandIn([TEXT]) as engine, StandIn() as reference:
-            async with proxy(tmp_path, engine, reference, primary={"api_key": "sk-primary"}) as door:
-                await door.chat(chat(), headers={"authorization": "Bearer sk-client"})
+            async with proxy(tmp_path, engine, reference, primary={"api_key": OWN}) as door:
+                await door.chat(chat(), headers={"authorization": f"Bearer {CLIENT}"})
                 await door.settled()
-            assert [r.header("authorization") for r in engine.received if r.method == "POST"][-1] == "Bearer sk-primary"
+            assert [r.header("authorization") for r in engine.received if r.method == "POST"][-1] == f"Bearer {OWN}"
             everything = b"".join(r.body + repr(r.headers).encode() for r in reference.received)
-            assert b"sk-" not in everything
+            assert not [key for key in (OWN, CLIENT) if key.encode() in everything]
 
     asyncio.run(main())
 

@@ -99,7 +99,7 @@ def test_of_many_only_those_that_take_their_time_are_guarded(monkeypatch: pytest
             guards.begin(guard, 10)
         for guard in made[::2]:
             guard.end()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # several moments: all that were begun have been looked at
         assert len(tasks) == 50
         assert not guards._young
         assert not guards._sweeping, "no timer is left where there is nothing to look after"

@@ -3,21 +3,23 @@ import hashlib
 import pytest
 
 from proxy.keys import ClientKeys, digest
+from tests.secrets import secret
 
-KEYS = ClientKeys([("agents", digest("sk-agents-0123456789")), ("batch", hashlib.sha256(b"sk-batch").digest())])
+A, B = secret("agents").encode(), secret("batch").encode()
+KEYS = ClientKeys([("agents", digest(A.decode())), ("batch", hashlib.sha256(B).digest())])
 
 
 @pytest.mark.parametrize(
     ("headers", "name"),
     [
-        ([(b"authorization", b"Bearer sk-agents-0123456789")], "agents"),
-        ([(b"authorization", b"bearer   sk-agents-0123456789 ")], "agents"),
-        ([(b"x-api-key", b"sk-batch")], "batch"),
-        ([(b"Authorization", b"Bearer sk-batch")], "batch"),
-        ([(b"authorization", b"Bearer sk-batch"), (b"x-api-key", b"no")], "batch"),
-        ([(b"authorization", b"Basic abc"), (b"x-api-key", b"sk-batch")], "batch"),
-        ([(b"authorization", b"Bearer sk-agents")], None),
-        ([(b"authorization", b"sk-batch")], None),
+        ([(b"authorization", b"Bearer " + A)], "agents"),
+        ([(b"authorization", b"bearer   " + A + b" ")], "agents"),
+        ([(b"x-api-key", B)], "batch"),
+        ([(b"Authorization", b"Bearer " + B)], "batch"),
+        ([(b"authorization", b"Bearer " + B), (b"x-api-key", B[1:])], "batch"),
+        ([(b"authorization", b"Basic abc"), (b"x-api-key", B)], "batch"),
+        ([(b"authorization", b"Bearer " + A[:-1])], None),
+        ([(b"authorization", B)], None),
         ([(b"authorization", b"Bearer ")], None),
         ([(b"authorization", b"Bearer \xff\xfe")], None),
         ([(b"x-api-key", b"")], None),

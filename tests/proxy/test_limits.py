@@ -10,13 +10,14 @@ import pytest
 from yarl import URL
 
 from tests.proxy.serving import proxy
+from tests.secrets import secret
 from tests.standin import Faults, Script, StandIn
 from tests.standin.asking_it import chat
 
 pytestmark = pytest.mark.slow
 
 TEXT = Script(text="One two three four five six seven eight.")
-KEY = "sk-client-0123456789"
+KEY, OWN, OTHER = secret("client"), secret("primary"), secret("other")
 
 
 async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str]:
@@ -107,11 +108,11 @@ def test_a_denied_path_can_be_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [False, True], ids=["no key of the proxy's own", "the proxy's own key"])
 def test_clients_need_a_key_of_the_proxy_and_it_goes_no_further(tmp_path: Path, own: bool) -> None:  # noqa: FBT001
     async def main() -> None:
-        primary = {"api_key": "sk-primary"} if own else {}
+        primary = {"api_key": OWN} if own else {}
         keys = [{"name": "agents", "key": KEY}]
         async with StandIn([TEXT]) as engine, proxy(tmp_path, engine, primary=primary, client_keys=keys) as door:
             url = f"{door.root}/v1/chat/completions"
-            for headers in ({}, {"authorization": "Bearer sk-other"}, {"x-api-key": KEY[:-1]}):
+            for headers in ({}, {"authorization": f"Bearer {OTHER}"}, {"x-api-key": KEY[:-1]}):
                 async with door.session.post(url, json=chat(), headers=headers) as response:
                     assert (await error_of(response))[0] == 401
                     assert response.headers["www-authenticate"] == "Bearer"
@@ -119,7 +120,7 @@ def test_clients_need_a_key_of_the_proxy_and_it_goes_no_further(tmp_path: Path, 
             for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
                 async with door.session.post(url, json=chat(), headers=headers) as response:
                     assert response.status == 200
-                assert engine.received[-1].header("authorization") == ("Bearer sk-primary" if own else None)
+                assert engine.received[-1].header("authorization") == (f"Bearer {OWN}" if own else None)
                 assert KEY not in repr(engine.received[-1])
 
     asyncio.run(main())
@@ -140,6 +141,7 @@ class _Ending:
                 return await response.content.read()
             except aiohttp.ClientError as error:
                 broke.append(error)
+                response.close()  # aiohttp leaves that to its user where a body ends with an error
                 return b""
 
         listen = {"port": 0, "shutdown_timeout": self.timeout}

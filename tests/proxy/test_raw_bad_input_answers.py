@@ -213,7 +213,7 @@ def test_what_comes_after_an_answer_is_nobodys_answer(stage: Stage, name: str) -
             first = await client.ask(method + b" /v1/x HTTP/1.1\r\nhost: a\r\n\r\n")
             assert first.status in {200, 204, 304, 502}
             assert b"hidden" not in first.body
-            for delay in (0, 0.05):
+            for delay in (0, 0.05):  # at once, and when the rest of that answer has come
                 await asyncio.sleep(delay)
                 response = await other.ask(GET)
                 assert (response.status, response.body) == (200, b"ok")
@@ -251,7 +251,7 @@ def test_what_a_kept_connection_says_unasked_is_nobodys_answer(stage: Stage, nam
             first = await client.ask(method + b" /v1/x HTTP/1.1\r\nhost: a\r\n\r\n")
             assert (first.status, first.body) == (200, b"" if method == b"HEAD" else b"ok")
             await said.wait()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # until it has crossed the wire, while nobody waits for it
             for _ in range(2):
                 response = await client.ask(GET)
                 assert (response.status, response.body) == (200, b"ok")

@@ -8,11 +8,13 @@ import pytest
 
 from tests.proxy.rawhttp import Headers, Message, chunk, chunked, cut, fed
 from tests.proxy.rawstage import Stage
+from tests.secrets import secret
 
 pytestmark = pytest.mark.slow
 
 # --- what may differ, and why; all else is equal -------------------------------------------------------------------
 
+KEYS = (secret("client").encode(), secret("batch").encode())
 HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
@@ -145,11 +147,12 @@ HEADS = {
     "UTF-8 and Latin-1": plain("GET", "x-one: zażółć\r\n".encode() + b"x-two: Andr\xe9\r\nx-three: \xc3\xa9\r\n"),
     "signs": plain("GET", b'x-a: "q\\"uoted", (comment), a=b;c=d, <>@:\\[]{}\r\nx-b: ,,,\r\nx-c: :\r\n'),
     "none that is usual": plain("GET"),
-    "Authorization": plain("GET", b"Authorization: Bearer sk-x\r\nx-api-key: k\r\nAccept: */*\r\n"),
+    "Authorization": plain("GET", b"Authorization: Bearer %b\r\nx-api-key: %b\r\nAccept: */*\r\n" % KEYS),
     "encodings": plain("GET", b"accept-encoding: gzip, br, zstd;q=0.1\r\nTE: trailers, deflate\r\nx-a: 1\r\n"),
     "hop-by-hop": plain(
         "GET",
-        b"Keep-Alive: 5\r\nx-a: 1\r\nProxy-Authorization: Basic eA==\r\nProxy-Connection: keep-alive\r\nx-b: 2\r\n",
+        b"Keep-Alive: 5\r\nx-a: 1\r\nProxy-Authorization: Basic %b\r\nProxy-Connection: keep-alive\r\nx-b: 2\r\n"
+        % KEYS[0],
     ),
     "Upgrade": unkept(plain("GET", H2C + b"x-a: 1\r\n")),
     "Upgrade, not named": plain("GET", b"Upgrade: TLS/1.2\r\nx-a: 1\r\n"),

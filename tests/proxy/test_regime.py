@@ -20,11 +20,13 @@ from shadow.exchange import Choice, Dialect, Request
 from shadow.judge import Case
 from shadow.wire import answers
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 from tests.standin import StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat
 from validators import ToolCall
 
-PRIMARY = "primary: {base_url: http://vllm:8000/v1, api_key: sk-very-secret}\n"
+SECRET, HIDDEN = secret("primary"), secret("hidden")
+PRIMARY = f"primary: {{base_url: http://vllm:8000/v1, api_key: {SECRET}}}\n"
 SHADOW = "shadows: [{name: a, base_url: http://a/v1}]\n"
 SEND = ToolCall("send", '{"city": "Paris"}')
 
@@ -262,7 +264,7 @@ def test_a_bad_version_is_refused_out_loud_and_the_old_one_stays(tmp_path: Path,
         assert entry["log_level"] == "error"
         (problem,) = entry["problems"]
         assert problem.replace(f"{tmp_path}/", "").startswith(fault), problem
-        assert "sk-very-secret" not in repr(one.logs)
+        assert SECRET not in repr(one.logs)
         assert one.regime.book(0) is book
         assert found(one.regime) == ["rule"]
         assert one.mode() == ["observe"]
@@ -277,12 +279,13 @@ def test_a_bad_version_is_refused_out_loud_and_the_old_one_stays(tmp_path: Path,
 
 def test_secrets_are_in_no_log(tmp_path: Path) -> None:
     async def scene(one: Followed) -> None:
-        one.file.write_text("primary: {base_url: http://user:sk-hidden@h/v1, api_key: [sk-other]}\npolicy: {x: 1}\n")
+        text = f"primary: {{base_url: 'http://user:{HIDDEN}@h/v1', api_key: [{SECRET}]}}\npolicy: {{x: 1}}\n"
+        one.file.write_text(text)
         entry = await one.refused()
         assert len(entry["problems"]) == 3
-        one.write("state: {url: 'redis://user:sk-redis@127.0.0.1:9/0'}\npolicy: {sets: {x: {redis: k}}}\n")
+        one.write(f"state: {{url: 'redis://user:{HIDDEN}@127.0.0.1:9/0'}}\npolicy: {{sets: {{x: {{redis: k}}}}}}\n")
         await one.refused(2)
-        assert "sk-" not in repr(one.logs)
+        assert not [key for key in (SECRET, HIDDEN) if key in repr(one.logs)]
 
     following(tmp_path, "", scene)
 
@@ -313,7 +316,7 @@ def test_sections_that_wait_for_the_next_start_are_named(tmp_path: Path) -> None
 def test_an_error_of_another_kind_does_not_end_the_following(tmp_path: Path) -> None:
     def read(file: Path) -> Settings:
         if b"strange" in file.read_bytes():
-            raise RuntimeError("sk-very-secret")
+            raise RuntimeError(SECRET)
         return load(file, {}, {})
 
     async def scene(one: Followed) -> None:
@@ -322,7 +325,7 @@ def test_an_error_of_another_kind_does_not_end_the_following(tmp_path: Path) -> 
         assert entry["problems"] == ["it cannot be read (RuntimeError)"]
         one.write(rules("'false'"))
         await one.taken()
-        assert "sk-very-secret" not in repr(one.logs)
+        assert SECRET not in repr(one.logs)
 
     following(tmp_path, "", scene, read=read)
 

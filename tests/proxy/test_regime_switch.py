@@ -12,10 +12,14 @@ from proxy.metrics import Metrics
 from proxy.regime import Regime
 from proxy.settings import Settings
 from proxy.switch import Change
+from tests.secrets import secret
 
 
 def settings(mode: str) -> Settings:
     return load(None, {"primary": {"base_url": "http://h"}, "mode": mode}, {})
+
+
+SECRET = secret("very-secret")
 
 
 class Stage:
@@ -28,7 +32,7 @@ class Stage:
 
     def record(self, change: Change) -> None:
         if self.full:
-            raise OSError("no space left, said of sk-very-secret")
+            raise OSError(f"no space left, said of {SECRET}")
         self.recorded.append(change)
 
     def gauge(self) -> list[str]:
@@ -56,12 +60,12 @@ def on(scene: Callable[[Stage], Awaitable[None]]) -> None:
 
 def test_a_turn_is_recorded_logged_and_shown() -> None:
     async def scene(one: Stage) -> None:
-        setting = one.regime.switch.set("block", who="ann", reason="about sk-very-secret")
+        setting = one.regime.switch.set("block", who="ann", reason=f"about {SECRET}")
         assert (one.regime.mode, one.gauge()) == ("block", ["block"])
         assert [(change.did, change.setting) for change in one.recorded] == [("set", setting)]
         (entry,) = one.logs
         assert (entry["event"], entry["mode"], entry["before"], entry["who"]) == ("mode", "block", "observe", "ann")
-        assert "sk-very-secret" not in str(one.logs)
+        assert SECRET not in str(one.logs)
 
     on(scene)
 
@@ -126,7 +130,7 @@ def test_an_end_that_cannot_be_recorded_happens_and_is_told() -> None:
         await one.until(lambda: one.gauge() == ["observe"])
         (entry,) = [entry for entry in one.logs if entry["log_level"] == "error"]
         assert (entry["event"], entry["error"]) == ("a turn of the switch was not recorded", "OSError")
-        assert "sk-very-secret" not in str(one.logs)
+        assert SECRET not in str(one.logs)
 
     on(scene)
 
@@ -139,7 +143,7 @@ def test_a_new_mode_of_the_file_holds_for_all_and_leaves_narrow_settings() -> No
         assert one.regime.mode == "block"  # it has not changed
         one.regime._taken(settings("off"), policy=False)
         assert (one.regime.mode, one.gauge()) == ("off", ["off"])
-        assert one.regime.switch.mode_of_tool("m", "send") == "block"
+        assert one.regime.switch.now.of_calls("m")("send") == "block"
         last = one.recorded[-1]
         assert (last.did, last.who, last.mode) == ("configured", None, "off")
         assert one.logs[-1]["before"] == "block"

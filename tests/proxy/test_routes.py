@@ -9,6 +9,7 @@ import pytest
 
 from proxy.routes import model_of
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 from tests.standin import Script, StandIn
 from tests.standin.asking_it import TOOLS, chat
 
@@ -33,11 +34,11 @@ def test_requests_go_to_the_primary_of_their_model_with_its_key_and_its_shadows(
     async def main() -> None:
         async with StandIn([LARGE]) as large, StandIn([SMALL], model="small-1") as small:
             async with StandIn([LARGE]) as large_ref, StandIn([SMALL], model="small-1") as small_ref:
-                routes = [route("small*", small, small_ref, api_key="sk-small"), route("sm*", large)]
+                routes = [route("small*", small, small_ref, api_key=secret("small")), route("sm*", large)]
                 async with proxy(tmp_path, large, large_ref, routes=routes) as door:
                     assert await said(door, "smollm2", tools=TOOLS) == LARGE.text
                     assert await said(door, "small-1", tools=TOOLS) == SMALL.text
-                    assert small.received[-1].header("authorization") == "Bearer sk-small"
+                    assert small.received[-1].header("authorization") == f"Bearer {secret('small')}"
                     assert large.received[-1].header("authorization") is None
                     await door.settled()
                     # The second rule takes smollm2, and has no shadow: only the first one's is asked.

@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 from proxy import sets as module
 from proxy.sets import SetError, SetKeeper, SetSource, values_in
 from tests.redis_server import RedisServer
+from tests.secrets import secret
 
 SOON = 0.01
-SECRET = "s3cret-value"
+SECRET, PASSWORD = "s3cret-value", secret("redis")
 
 
 class Heard:
@@ -183,7 +184,7 @@ def test_a_set_whose_file_is_spoilt_keeps_its_values_says_so_once_and_heals(
             else:
                 path.write_bytes(spoilt)
             await until(lambda: ("mine", True) in heard.told)
-            await asyncio.sleep(10 * SOON)
+            await asyncio.sleep(10 * SOON)  # some more looks: none of them may take the old members away
             assert keeper.sets.contains("mine", SECRET)
             renamed(path, f"{SECRET}\n")
             await until(lambda: heard.told[-1] == ("mine", False))
@@ -280,7 +281,7 @@ def test_nothing_is_followed_after_the_end(tmp_path: Path) -> None:
         await keeper.open()
         await keeper.close()
         renamed(path, "b\n")
-        await asyncio.sleep(10 * SOON)
+        await asyncio.sleep(10 * SOON)  # so long that it would have been seen
         assert keeper.sets.contains("mine", "a")
         assert len(asyncio.all_tasks()) == 1
 
@@ -318,10 +319,10 @@ def test_a_set_stays_while_redis_is_away_and_heals(redis_server: RedisServer, he
         async with heard.keeper(sources, redis_url=redis_server.url) as keeper:
             redis_server.stop()
             await until(lambda: heard.told[-1] == ("mine", True))
-            await asyncio.sleep(10 * SOON)
+            await asyncio.sleep(10 * SOON)  # some more tries
             assert keeper.sets.contains("mine", SECRET)
             await asyncio.to_thread(redis_server.start)
-            await asyncio.sleep(10 * SOON)
+            await asyncio.sleep(10 * SOON)  # and some in which it answers, and is empty
             assert keeper.sets.contains("mine", SECRET)
             fill("new")
             await until(lambda: keeper.sets.contains("mine", "new"))
@@ -379,10 +380,10 @@ def test_what_is_wrong_with_a_redis_set_stops_the_start(
 def test_no_redis_stops_the_start_and_no_message_holds_its_password(redis_server: RedisServer, tmp_path: Path) -> None:
     redis_server.stop()
     source = SetSource(redis="accounts")
-    url = redis_server.url.replace("//", f"//user:{SECRET}@")
+    url = redis_server.url.replace("//", f"//user:{PASSWORD}@")
     assert problem(tmp_path, source, redis_url=url) == "mine: Redis does not answer: ConnectionError"
     assert problem(tmp_path, source) == "mine: it is kept in Redis, and no Redis is configured"
-    assert problem(tmp_path, source, redis_url=f"http://{SECRET}@x") == "mine: the URL of Redis is none"
+    assert problem(tmp_path, source, redis_url=f"http://{PASSWORD}@x") == "mine: the URL of Redis is none"
 
 
 def test_a_redis_that_is_silent_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
+from shadow import reference
 from shadow.reference import State
 from tests.proxy.answers import same
 from tests.proxy.serving import Proxy, proxy
@@ -46,6 +47,8 @@ REFUSED: Outcome = ("not_comparable", "refused")
 
 
 NO_FAULT = Faults()
+SHORT = "1s"  # a shadow's time-out: long for one without a fault, short beside the faults that are to outlast it
+PATIENCE_S = 200.0  # for a machine that has much else to do
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ CASES = {
     "healthy": Case(COMPARED),
     "dead: refuses connections": Case(UNREACHABLE, refuses=True),
     "dead: closes before a byte": Case(UNREACHABLE, Faults(close_before_byte=True)),
-    "hung": Case(TIMEOUT, Faults(hang_before_headers=True), timeout="300ms"),
-    "hung in mid-answer": Case(TIMEOUT, Faults(cuts=100, drip_s=3600), timeout="300ms"),
-    "slow to begin": Case(TIMEOUT, Faults(delay_s=2), timeout="300ms"),
-    "slow all along": Case(TIMEOUT, Faults(cuts=100, drip_s=0.1), timeout="300ms"),
+    "hung": Case(TIMEOUT, Faults(hang_before_headers=True), timeout=SHORT),
+    "hung in mid-answer": Case(TIMEOUT, Faults(cuts=100, drip_s=3600), timeout=SHORT),
+    "slow to begin": Case(TIMEOUT, Faults(delay_s=3), timeout=SHORT),
+    "slow all along": Case(TIMEOUT, Faults(cuts=2, drip_s=0.1), timeout=SHORT),
     "garbage: no JSON": Case(GARBLED, Faults(body=GARBAGE)),
     "garbage: another shape": Case(GARBLED, Faults(body=WRONG_SHAPE)),
     "garbage: cut short": Case(GARBLED, Faults(short_after_bytes=200)),
@@ -185,8 +188,8 @@ async def served(folder: Path, case: Case, engines: Engines) -> AsyncIterator[Pr
         async with proxy(folder, engines.primary, fit=False, shadows=shadows) as door:
             mirror = door.service.mirrors[0]
             wanted = [State.READY, State.REFUSED if case.shift else State.READY]
-            async with asyncio.timeout(20):
-                while [reference.standing(mirror.primary)[0] for reference in mirror.references] != wanted:
+            async with asyncio.timeout(PATIENCE_S):
+                while [shadow.standing(mirror.primary)[0] for shadow in mirror.references] != wanted:
                     await asyncio.sleep(0.01)
             faulty.faults = case.faults
             if case.refuses:
@@ -194,10 +197,21 @@ async def served(folder: Path, case: Case, engines: Engines) -> AsyncIterator[Pr
             yield door
 
 
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look at an engine falls into a case, so that every outcome names an exchange's own fault.
+
+    They come every 15 s: on a loaded machine a case lasts longer, and a look that took too long then named the shadow
+    unreachable.
+    """
+    monkeypatch.setattr(reference, "_CHECK_EVERY", 3600.0)
+
+
 def test_there_are_enough_requests() -> None:
     assert REQUESTS * len(CASES) >= 5000
 
 
+@pytest.mark.usefixtures("no_looks")
 @pytest.mark.parametrize("name", CASES)
 def test_clients_see_nothing_of_a_shadows_fault_and_it_is_counted_by_its_name(
     tmp_path: Path, name: str, engines: Engines
@@ -208,7 +222,7 @@ def test_clients_see_nothing_of_a_shadows_fault_and_it_is_counted_by_its_name(
         async with served(tmp_path, case, engines) as door:
             well, found = await differences(door, engines.primary, REQUESTS)
             assert found == []
-            await door.settled()
+            assert await door.service.mirrors[0].drain(PATIENCE_S)
             assert await door.metric("counterproof_requests_total") == REQUESTS
             outcomes: dict[str, dict[Outcome, int]] = {"healthy": {}, "faulty": {}}
             for (shadow, *outcome), count in (await door.outcomes()).items():

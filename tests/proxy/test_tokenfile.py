@@ -9,6 +9,7 @@ from proxy.errors import StartError
 from proxy.keys import digest
 from proxy.tokenfile import default_path, lent, read
 from proxy.tokens import Token, Tokens
+from tests.secrets import secret
 
 
 def mode(path: Path) -> int:
@@ -136,7 +137,7 @@ def test_the_default_place_is_by_user_and_port(tmp_path: Path, monkeypatch: pyte
 
 
 def test_with_configured_tokens_none_is_made(tmp_path: Path) -> None:
-    tokens = Tokens([Token("ops", digest("ct-0123456789abcdef"))])
+    tokens = Tokens([Token("ops", digest(secret("ops", "ct")))])
     with capture_logs() as logs, lent(tokens, tmp_path / "t", 8081):
         assert not (tmp_path / "t").exists()
         assert len(tokens) == 1

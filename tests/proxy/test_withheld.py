@@ -14,8 +14,11 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from proxy.audit.reading import records
 from proxy.switch import Mode
+from tests.proxy.primary import Server
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 
 REFUSING = {"agree": 0, "tools": [{"match": "*", "rules": [{"id": "none", "cel": "1 == 2"}]}]}
 ASKING = {"agree": 0, "tools": [{"match": "*", "approve": "true", "approval_timeout": "1m"}]}
@@ -24,8 +27,6 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "wip
 RESPONSE = {"id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": [CALL]}
 TOOL = {"type": "function", "name": "wipe", "parameters": {"type": "object"}}
 BODY = {"model": "m", "input": "Go.", "tools": [TOOL]}
-
-
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
@@ -41,28 +42,14 @@ STREAM = (
 )
 
 
-class Storing:
+class Storing(Server):
     """A server that keeps responses: it answers each request with the same call, and hands it out again."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.built_on: list[str] = []
-        self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> str:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        return f"http://{host}:{port}/v1"
-
-    async def __aexit__(self, *_exc: object) -> None:
-        assert self._runner
-        await self._runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path}")
         sent = json.loads(await request.read() or b"{}")
         self.built_on += [sent["previous_response_id"]] if "previous_response_id" in sent else []
@@ -261,3 +248,34 @@ def test_an_encoded_request_may_go_on_from_anything(tmp_path: Path) -> None:
                 assert response.status == 422
 
     asyncio.run(main())
+
+
+def test_the_audit_says_what_was_turned_away_and_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        key = secret("team")
+        keys = [{"name": "team-a", "key": key}]
+        async with (
+            Storing() as url,
+            proxy(tmp_path, url, fit=False, policy=REFUSING, mode="block", client_keys=keys) as door,
+        ):
+            headers = {"authorization": f"Bearer {key}"}
+            for method, path, body in (
+                ("POST", "/v1/responses", BODY),
+                ("GET", "/v1/responses/resp_1", None),
+                ("POST", "/v1/responses", BODY | {"background": True}),
+                ("POST", "/v1/batches", {"model": "m"}),
+                ("POST", "/v1/chat/completions", ["no request"]),
+            ):
+                async with door.session.request(method, door.root + path, json=body, headers=headers) as response:
+                    assert response.status == (200 if body == BODY else 422)
+            assert await door.metric("counterproof_gate_total", action="refused", tool="other") == 4
+
+    asyncio.run(main())
+    refused = [record.data for record in records(tmp_path / "audit.jsonl") if record.kind == "refused"]
+    told = [tuple(one.get(name, "") for name in ("why", "model", "dialect", "client")) for one in refused[1:]]
+    assert told == [
+        ("withheld", "", "", "team-a"),
+        ("built_in", "m", "responses", "team-a"),
+        ("unverifiable_path", "", "", "team-a"),
+        ("unread", "", "chat", "team-a"),
+    ]

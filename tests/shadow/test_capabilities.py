@@ -10,6 +10,7 @@ from aiohttp import web
 from shadow.capabilities import discover
 from shadow.engine import Endpoint, Engine
 from shadow.errors import EngineError
+from tests.proxy.primary import Server
 from tests.standin import StandIn
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,7 @@ JSON = {"content-type": "application/json"}
 ANSWER = {"id": "resp_1", "status": "completed", "output": []}
 
 
-class InFront:
+class InFront(Server):
     """A server that answers `/v1/responses` by itself and has a stand-in say everything else.
 
     `posted` and `fetched` are the status and body of what it answers there.
@@ -26,9 +27,12 @@ class InFront:
 
     def __init__(self, posted: tuple[int, Any], fetched: tuple[int, Any]) -> None:
         self._posted, self._fetched = posted, fetched
+        self._behind = ""
         self.fetches: list[str] = []
 
-    async def _responses(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
+        if not request.path.startswith("/v1/responses"):
+            return await self._passed_on(request)
         if request.method == "GET":
             self.fetches.append(request.path)
         status, body = self._posted if request.method == "POST" else self._fetched
@@ -36,28 +40,19 @@ class InFront:
             return web.Response(status=status, text=body)
         return web.json_response(body, status=status)
 
+    async def _passed_on(self, request: web.Request) -> web.Response:
+        url, body = self._behind + request.path_qs, await request.read()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(request.method, url, data=body, headers=JSON) as answer,
+        ):
+            return web.Response(status=answer.status, body=await answer.read())
+
     async def keeps(self, *, reference: bool = False) -> bool | None:
         """Whether the server is found to keep responses."""
-        async with StandIn() as engine, aiohttp.ClientSession() as session:
-
-            async def all_else(request: web.Request) -> web.Response:
-                url = engine.base_url.removesuffix("/v1") + request.path_qs
-                body = await request.read()
-                async with session.request(request.method, url, data=body, headers=JSON) as answer:
-                    return web.Response(status=answer.status, body=await answer.read())
-
-            app = web.Application()
-            app.router.add_route("*", "/v1/responses{rest:.*}", self._responses)
-            app.router.add_route("*", "/{path:.*}", all_else)
-            runner = web.AppRunner(app)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
-            try:
-                async with Engine(Endpoint("p", url, "smollm2")) as asked:
-                    return (await discover(asked, reference=reference)).keeps_responses
-            finally:
-                await runner.cleanup()
+        async with StandIn() as engine, self as url, Engine(Endpoint("p", url, "smollm2")) as asked:
+            self._behind = engine.base_url.removesuffix("/v1")
+            return (await discover(asked, reference=reference)).keeps_responses
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_nothing_is_begun_where_the_place_cannot_be_told() -> None:
             Choice(0),
         ):
             one.signing.begin(choice)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # so long that it would have been asked
         assert one.asked() == []
 
     on_stage(scene)
@@ -367,7 +367,7 @@ def test_twins_are_never_asked() -> None:
         assert one.signing.references == []
         one.signing.warm()
         one.signing.begin(one.early())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # so long that it would have been asked
         assert one.asked() == []
 
     on_stage(scene, role="twin")

@@ -425,6 +425,25 @@ def test_where_nobody_acts_the_calls_themselves_went_out() -> None:
     assert repeats(case_of(book, body=b"4"), SEND_PARIS) == [(0, "repeated")]
 
 
+def test_who_keeps_approvals_is_told_what_went_out_and_nothing_else() -> None:
+    told: list[tuple[str, list[ToolCall]]] = []
+
+    def went_out(scope: str, calls: Sequence[ToolCall]) -> None:
+        told.append((scope, list(calls)))
+
+    book = rulebook(agree=1, **SUBSTITUTE)
+    case = Case(book, request(), b"1", "me:1", None, went_out=went_out)
+    rome = call("send", '{"city": "Rome"}')
+    substitutes = decided(case, SEND_OSLO, opinions=[other(rome)])
+    assert substitutes.action is Action.SUBSTITUTE
+    case.settle([SEND_OSLO], substitutes, released=True)
+    case.settle([SEND_OSLO], substitutes, released=False)
+    case.settle([SEND_OSLO], replace(substitutes, substitute=None), released=False)
+    case.settle([SEND_OSLO], replace(substitutes, substitute=None), released=False, denied=True)
+    case.settle([], Verdict(Word.MATCH, Action.RELEASE), released=True)
+    assert told == [("me:1", [SEND_OSLO]), ("me:1", [rome])]
+
+
 def test_a_person_s_no_holds_for_the_calls_that_were_asked_about() -> None:
     book = rulebook(tool("run*", approve=rule("true")))
     first, risky = case_of(book), call("run_command", '{"command": "conf t"}')

@@ -9,11 +9,13 @@ import aiohttp
 import pytest
 
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 from tests.standin import Faults, Script, StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat
 
 pytestmark = pytest.mark.slow
 
+CLIENT, OWN = secret("client"), secret("primary")
 TEXT = Script(text="Plain words, and more of them.")
 
 
@@ -175,26 +177,26 @@ def test_what_still_waits_at_the_end_is_dropped_by_name(tmp_path: Path) -> None:
 
 
 def test_neither_content_nor_secrets_reach_metrics_or_a_redacted_ledger(tmp_path: Path) -> None:
-    secret = "zebra-4711"
-    script = Script(calls=(PARIS.calls[0].__class__("send", json.dumps({"city": secret})),))
+    word = "zebra-4711"
+    script = Script(calls=(PARIS.calls[0].__class__("send", json.dumps({"city": word})),))
 
     async def main() -> str:
         async with StandIn([script]) as engine, StandIn([script]) as shadow:
             async with proxy(
-                tmp_path, engine, shadow, ledger={"content": "redacted"}, primary={"api_key": "sk-own"}
+                tmp_path, engine, shadow, ledger={"content": "redacted"}, primary={"api_key": OWN}
             ) as door:
-                messages = [{"role": "user", "content": f"My word is {secret}"}]
+                messages = [{"role": "user", "content": f"My word is {word}"}]
                 status, body, _ = await door.chat(
-                    chat(messages=messages, tools=TOOLS), headers={"authorization": "Bearer sk-client"}
+                    chat(messages=messages, tools=TOOLS), headers={"authorization": f"Bearer {CLIENT}"}
                 )
                 assert status == 200
-                assert secret.encode() in body
+                assert word.encode() in body
                 await door.settled()
                 return door.service.metrics.text("")[0].decode()
 
     text = asyncio.run(main())
     stored = b"".join(file.read_bytes() for file in tmp_path.iterdir() if file.is_file())
-    for hidden in (secret, "sk-own", "sk-client"):
+    for hidden in (word, OWN, CLIENT):
         assert hidden not in text
         assert hidden.encode() not in stored
     assert 'verdict="match"' in text

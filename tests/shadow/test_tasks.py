@@ -28,7 +28,7 @@ def test_a_task_is_named_kept_and_forgotten_when_it_ends() -> None:
         assert task.get_name() == "mirror:ask"
         assert len(tasks) == 1
         assert await task == 7
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the turn of what is called at its end
         assert len(tasks) == 0
 
     asyncio.run(scenario())
@@ -38,8 +38,8 @@ def test_a_failure_is_logged_by_its_type_only() -> None:
     async def scenario() -> None:
         tasks = Tasks("mirror")
         tasks.start("ask", fail("the prompt was: SECRET"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its turn
+        await asyncio.sleep(0)  # the turn of what is called at its end
         assert len(tasks) == 0
 
     with capture_logs() as logs:

@@ -126,7 +126,7 @@ class StandIn:
         for connection in self._server.connections:
             if connection.transport is not None:
                 connection.transport.close()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the transports close in their next turn
 
     async def accept_connections(self) -> None:
         """Listens again, on the same port."""

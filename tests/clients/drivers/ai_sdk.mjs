@@ -18,7 +18,7 @@ const PROVIDERS = {
 const inputSchema = z.object({ device: z.enum(["r1", "r2"]) });
 
 function request(asked, ran) {
-  const provider = PROVIDERS[process.argv[2]]({ baseURL: asked.base_url, apiKey: "none" });
+  const provider = PROVIDERS[process.argv[2]]({ baseURL: asked.base_url, apiKey: asked.api_key });
   const readStatus = ({ device }) => (ran.push("read_status"), STATUS[device]);
   const deleteDevice = ({ device }) => (ran.push("delete_device"), `${device} is deleted`);
   const choice =

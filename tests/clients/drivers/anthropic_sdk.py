@@ -15,7 +15,7 @@ _GREEDY = {"extra_body": {"temperature": 0}}  # the client has no parameter of t
 async def _play(asked: Asked) -> str:
     messages: list[Any] = [{"role": "user", "content": asked.prompt}]
     # This client puts /v1 behind its base URL itself.
-    async with anthropic.AsyncAnthropic(base_url=asked.base_url.removesuffix("/v1"), api_key="none") as client:
+    async with anthropic.AsyncAnthropic(base_url=asked.base_url.removesuffix("/v1"), api_key=asked.api_key) as client:
         for turn in range(TURNS):
             forced = {"tool_choice": _forced(asked.tool_choice)} if asked.tool_choice and turn == 0 else {}
             fields = {"model": asked.model, "messages": messages, "tools": _TOOLS, **_GREEDY} | forced

@@ -20,7 +20,7 @@ def _tools(asked: Asked) -> list[Any]:
 
 async def _play(asked: Asked) -> str:
     # This client puts /v1 behind its base URL itself.
-    async with anthropic.AsyncAnthropic(base_url=asked.base_url.removesuffix("/v1"), api_key="none") as client:
+    async with anthropic.AsyncAnthropic(base_url=asked.base_url.removesuffix("/v1"), api_key=asked.api_key) as client:
         fields: dict[str, Any] = {
             "model": asked.model,
             "messages": [{"role": "user", "content": asked.prompt}],

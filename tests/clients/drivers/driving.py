@@ -34,6 +34,7 @@ class Asked:
 
     Attributes:
         base_url: as an OpenAI client takes it: the only thing that a proxy changes.
+        api_key: what the client sends as its key.
         model: the model's name.
         prompt: what the user says.
         stream: whether the client streams.
@@ -42,6 +43,7 @@ class Asked:
     """
 
     base_url: str
+    api_key: str
     model: str
     prompt: str
     stream: bool

@@ -23,7 +23,11 @@ def _graph(asked: Asked) -> Any:
 
     tools = [read_status, delete_device]
     chat = ChatOpenAI(
-        base_url=asked.base_url, api_key="none", model=asked.model, temperature=0, max_completion_tokens=MAX_TOKENS
+        base_url=asked.base_url,
+        api_key=asked.api_key,
+        model=asked.model,
+        temperature=0,
+        max_completion_tokens=MAX_TOKENS,
     )
     then = chat.bind_tools(tools, strict=True)
     first = chat.bind_tools(tools, strict=True, tool_choice=asked.tool_choice)

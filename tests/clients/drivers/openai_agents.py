@@ -41,7 +41,7 @@ def _agent(asked: Asked, client: AsyncOpenAI) -> Agent:
 
 
 async def _play(asked: Asked) -> str:
-    async with AsyncOpenAI(base_url=asked.base_url, api_key="none") as client:
+    async with AsyncOpenAI(base_url=asked.base_url, api_key=asked.api_key) as client:
         agent = _agent(asked, client)
         if not asked.stream:
             return str((await Runner.run(agent, asked.prompt, max_turns=TURNS)).final_output)

@@ -14,7 +14,7 @@ _TOOLS = [
 
 async def _play(asked: Asked) -> str:
     items: list[Any] = [{"role": "user", "content": asked.prompt}]
-    async with openai.AsyncOpenAI(base_url=asked.base_url, api_key="none") as client:
+    async with openai.AsyncOpenAI(base_url=asked.base_url, api_key=asked.api_key) as client:
         for turn in range(TURNS):
             forced = {"tool_choice": _forced(asked.tool_choice)} if asked.tool_choice and turn == 0 else {}
             fields = {"model": asked.model, "input": items, "tools": _TOOLS, "temperature": 0} | forced

@@ -27,7 +27,7 @@ class _FirstStep(AbstractCapability[None]):
 
 def _agent(asked: Asked) -> Agent:
     agent = Agent(
-        OpenAIChatModel(asked.model, provider=OpenAIProvider(base_url=asked.base_url, api_key="none")),
+        OpenAIChatModel(asked.model, provider=OpenAIProvider(base_url=asked.base_url, api_key=asked.api_key)),
         model_settings=ModelSettings(temperature=0, max_tokens=MAX_TOKENS),
         capabilities=[_FirstStep(asked.tool_choice)] if asked.tool_choice else [],
     )

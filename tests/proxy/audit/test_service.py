@@ -3,15 +3,20 @@
 import asyncio
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.app import Service
 from proxy.audit.reading import records, verify
 from proxy.configfile import load
 from proxy.errors import StartError
+from proxy.tokenfile import read
+from tests.proxy.approving import full
+from tests.proxy.commands.typed import typed
 from tests.proxy.control.serving import Port, on, settings
-from tests.proxy.serving import proxy
+from tests.proxy.serving import Proxy, proxy
 from tests.standin import StandIn
 from tests.standin.asking_it import PARIS, chat
 
@@ -78,5 +83,60 @@ def test_answers_go_on_while_the_audit_cannot_be_written(tmp_path: Path) -> None
                     while await door.metric("counterproof_audit_up") != 0:
                         await asyncio.sleep(0.01)
                 assert (await door.chat(chat()))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_turn_of_the_switch_that_cannot_be_recorded_is_in_force_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+
+    async def turn(door: Proxy, mode: str | None) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {read(tmp_path / 'control' / 'token')}"}
+        async with door.session.put(f"{door.control}/admin/mode", json={"mode": mode}, headers=headers) as response:
+            assert response.status == 200
+            shown: dict[str, Any] = await response.json()
+            return shown
+
+    async def main() -> None:
+        async with StandIn([PARIS]) as engine, proxy(tmp_path, engine) as door:
+            assert "recorded" not in await turn(door, "off")
+            with full(path):
+                for mode in ("observe", "block", "off"):
+                    shown = await turn(door, mode)
+                    assert (shown["mode"], shown["recorded"]) == (mode, False)
+                    _, _, response = await door.chat(chat())
+                    assert response.headers["x-counterproof-mode"] == mode
+                assert (await turn(door, None))["recorded"] is False
+                assert "recorded" not in await turn(door, None)  # it is cleared already: nothing turns
+                assert await door.metric("counterproof_audit_lost_total") == 4
+            assert "recorded" not in await turn(door, "block")
+
+    with capture_logs() as logs:
+        asyncio.run(main())
+    lost = [(e["did"], e["mode"], e["who"]) for e in logs if e["event"] == "a turn of the switch is not in the audit"]
+    assert [(did, mode) for did, mode, _who in lost] == [
+        ("set", "observe"),
+        ("set", "block"),
+        ("set", "off"),
+        ("cleared", "observe"),
+    ]
+    assert {who for _did, _mode, who in lost} == {found[1].who for found in [list(records(path))]}
+    kinds = [(r.kind, r.data.get("mode"), r.data.get("lost")) for r in records(path)]
+    assert kinds[1:-1] == [("mode", "off", None), ("recovered", None, 4), ("mode", "block", None)]
+    assert verify(path).fault is None
+
+
+@pytest.mark.slow
+def test_who_turns_it_from_a_terminal_is_told_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandIn([PARIS]) as engine, proxy(tmp_path, engine) as door:
+            at = ("--control", door.control, "--token", str(read(tmp_path / "control" / "token")))
+            code, _, err = await typed("mode", "off", *at)
+            assert (code, err) == (0, "")
+            (tmp_path / "audit.jsonl").unlink()
+            code, out, err = await typed("mode", "block", *at)
+            assert code == 0
+            assert out.startswith("mode block")
+            assert err == "counterproof: this is in force, and could not be recorded in the audit\n"
 
     asyncio.run(main())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.audit import AuditError, AuditFile, Record, Witness, engine, turned
 from proxy.audit.reading import records, verify
@@ -174,6 +175,40 @@ def test_only_what_goes_out_at_high_risk_waits_for_its_record(
             seen(tmp_path, calls, verdict, done, all_releases=True, full=True)
     else:
         seen(tmp_path, calls, verdict, done, all_releases=True, full=True)
+
+
+def test_what_is_turned_away_is_recorded_and_counted_and_says_nothing_of_what_was_said(tmp_path: Path) -> None:
+    audit, counted = AuditFile(tmp_path / "audit.jsonl", {}), list[str]()
+    witness = Witness(audit, count=counted.append)
+    witness.turned_away("cp-1", "built_in", model="m" * 1000, dialect="responses", client="team-a")
+    witness.turned_away("cp-2", "unverifiable_path")
+    audit.close()
+    first, second = [record for record in records(audit.path) if record.kind == "refused"]
+    model = first.data.pop("model")
+    assert len(model) <= 80
+    assert first.data == {
+        "exchange": "cp-1",
+        "done": "refused",
+        "why": "built_in",
+        "dialect": "responses",
+        "client": "team-a",
+    }
+    assert second.data == {"exchange": "cp-2", "done": "refused", "why": "unverifiable_path"}
+    assert counted == ["built_in", "unverifiable_path"]
+
+
+def test_no_refusal_fails_for_its_record(tmp_path: Path) -> None:
+    def broken(_why: str) -> None:
+        raise ValueError("SECRET")
+
+    audit = AuditFile(tmp_path / "audit.jsonl", {})
+    audit.path.unlink()
+    with capture_logs() as logs:
+        Witness(audit).turned_away("cp-1", "unread")
+        Witness(audit, count=broken).turned_away("cp-2", "unread")
+        audit.close()
+    assert [e["exchange"] for e in logs if e["event"] == "a refusal was not recorded"] == ["cp-2"]
+    assert "SECRET" not in repr(logs)
 
 
 def test_a_thousand_parallel_calls_make_one_record(tmp_path: Path) -> None:

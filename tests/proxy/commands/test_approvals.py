@@ -15,11 +15,12 @@ from shadow.tasks import Tasks
 from shadow.wire import answers
 from tests.proxy.commands.typed import typed
 from tests.proxy.serving import Proxy, proxy
+from tests.secrets import secret
 from tests.standin import StandIn
 from tests.standin.asking_it import PARIS, TOOLS, chat
 
 TOKENS = [
-    {"name": name, "token": f"ct-{name}-0123456789abcdef", "scopes": scopes}
+    {"name": name, "token": secret(name, "ct"), "scopes": scopes}
     for name, scopes in (("anna", ["approve"]), ("bo", ["approve"]), ("reader", ["read"]))
 ]
 ASKS = {"tools": [{"match": "send", "approve": True, "approval_timeout": "60s"}]}
@@ -90,7 +91,7 @@ def test_two_people_are_needed_and_one_no_is_enough(tmp_path: Path) -> None:
 
                 async def anna(*args: str) -> tuple[int, str, str]:
                     return await typed(
-                        "approvals", *args, "--control", door.control, COUNTERPROOF_TOKEN="ct-anna-0123456789abcdef"
+                        "approvals", *args, "--control", door.control, COUNTERPROOF_TOKEN=secret("anna", "ct")
                     )
 
                 code, out, _ = await anna("approve", one.id)
@@ -98,10 +99,10 @@ def test_two_people_are_needed_and_one_no_is_enough(tmp_path: Path) -> None:
                 code, _, err = await anna("approve", one.id)
                 assert (code, err.endswith("anna has approved it already, and another person must\n")) == (1, True)
                 assert "1 of 2" in (await anna())[1]
-                as_reader = ("--control", door.control, "--token", "ct-reader-0123456789abcdef")
+                as_reader = ("--control", door.control, "--token", secret("reader", "ct"))
                 code, _, err = await typed("approvals", "approve", one.id, *as_reader)
                 assert (code, err.endswith("this needs a token with the scope approve\n")) == (1, True)
-                as_bo = ("--control", door.control, "--token", "ct-bo-0123456789abcdef", "--json")
+                as_bo = ("--control", door.control, "--token", secret("bo", "ct"), "--json")
                 code, out, _ = await typed("approvals", "deny", one.id, *as_bo)
                 assert code == 0
                 assert [(v["who"], v["answer"]) for v in json.loads(out)["votes"]] == [

@@ -221,3 +221,14 @@ def test_a_receipt_that_is_not_there(run: Run, tmp_path: Path) -> None:
     audit.close()
     assert run("audit", "receipt", "cp-77")[0] == 1
     assert run("audit", "receipt", "cp-77f0")[0] == 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refusal_whose_calls_nobody_knows_has_none_to_show(run: Run, tmp_path: Path, as_json: bool) -> None:  # noqa: FBT001
+    audit = AuditFile(tmp_path / "audit.jsonl", {})
+    Witness(audit).turned_away("cp-1", "unread", model="qwen", dialect="chat")
+    audit.close()
+    code, out, err = run("audit", "receipt", "cp-1", *(["--json"] if as_json else []))
+    assert (code, err) == (0, "")
+    for word in ("cp-1", "refused", "unread", "qwen"):
+        assert word in out

@@ -1,5 +1,6 @@
 """`counterproof exchanges --erase`: here where no proxy runs, through the proxy where one does."""
 
+import asyncio
 import io
 import json
 import time
@@ -14,6 +15,11 @@ from proxy.demo.rig import free_port
 from proxy.demo.served import ProxyProcess
 from proxy.ledger import Ledger, LedgerReader
 from tests.proxy.commandline import Run
+from tests.proxy.commands.typed import typed
+from tests.proxy.serving import proxy
+from tests.secrets import secret
+from tests.standin import StandIn
+from tests.standin.asking_it import PARIS, TOOLS, chat
 
 RECORD: dict[str, Any] = {
     "id": "x-1",
@@ -37,6 +43,11 @@ def kept(folder: Path) -> Path:
     ledger.exchange(RECORD | {"id": "x-2", "conversation": "c-2"})
     ledger.close()
     return path
+
+
+def known(path: Path, conversation: str) -> int:
+    with LedgerReader(path) as reader:
+        return reader.conversation(conversation)
 
 
 def content(path: Path) -> list[str | None]:
@@ -97,7 +108,7 @@ def test_where_somebody_else_has_the_audit_and_no_proxy_answers(run: Run, tmp_pa
     path = kept(tmp_path)
     audit = AuditFile(tmp_path / "audit.jsonl", {})
     code, _, err = run(
-        "exchanges", "--erase", "c-1", "--yes", "--control", "http://127.0.0.1:9", "--token", "ct-x-0123456"
+        "exchanges", "--erase", "c-1", "--yes", "--control", "http://127.0.0.1:9", "--token", secret("x", "ct")
     )
     audit.close()
     assert (code, err) == (1, "counterproof: http://127.0.0.1:9: no proxy answers there (ConnectError)\n")
@@ -120,3 +131,35 @@ def test_where_a_proxy_runs_it_is_asked_to_do_it(run: Run, tmp_path: Path) -> No
         assert out.startswith("What was said in 1 exchanges of c-1 is erased")
         assert content(path) == [None, "SECRET"]
     assert erasures(tmp_path) == [(False, {"conversation": "c-1", "exchanges": 1})]
+
+
+@pytest.mark.slow
+def test_what_a_call_says_is_not_shown_to_approvers_any_more(tmp_path: Path) -> None:
+    """One that was decided and has not come again, and one that a client waits for."""
+    asks = {"agree": 0, "tools": [{"match": "send", "approve": True, "approval_timeout": "100ms"}]}
+
+    async def main() -> None:
+        async with StandIn([PARIS]) as engine, proxy(tmp_path, engine, mode="block", policy=asks) as door:
+            at = ("--control", door.control, "--token", (tmp_path / "control" / "token").read_text().strip())
+            _, body, _ = await door.chat(chat(tools=TOOLS))
+            assert b"needs a person's approval" in body
+            (late,) = door.service.approvals.late()
+            await door.service.approvals.decide(late.id, "anna", approved=True)
+            async with asyncio.timeout(10):  # the ledger writes behind
+                while not known(door.ledger, late.conversation):
+                    await asyncio.sleep(0.02)
+            assert "Paris" in (await typed("approvals", "show", late.id, *at))[1]
+            erasing = ("exchanges", "--erase", late.conversation, "--yes", "--ledger", str(door.ledger))
+            code, out, err = await typed(*erasing, *at)
+            assert (code, err) == (0, "")
+            assert out.startswith("What was said in 1 exchanges of")
+            code, out, _ = await typed("approvals", "show", late.id, "--json", *at)
+            shown = json.loads(out)
+            assert (code, shown["state"], shown["calls"]) == (0, "lapsed", [])
+            assert [(vote["who"], vote["answer"]) for vote in shown["votes"]] == [("anna", "approved")]
+            _, body, _ = await door.chat(chat(tools=TOOLS, seed=1))
+            assert b"needs a person's approval" in body  # what nobody can see any more lets nothing out
+
+    asyncio.run(main())
+    told = [record.data["event"] for record in records(tmp_path / "audit.jsonl") if record.kind == "approval"]
+    assert told.count("erased") == 1

@@ -11,10 +11,11 @@ from proxy.demo.rig import free_port
 from proxy.demo.served import ProxyProcess
 from proxy.tokenfile import default_path, read
 from tests.proxy.commandline import Run
+from tests.secrets import secret
 
 pytestmark = pytest.mark.slow
 
-READS, TURNS = "ct-reads-0123456789abcdef", "ct-turns-0123456789abcdef"
+READS, TURNS, WRONG = (secret(name, "ct") for name in ("reads", "turns", "wrong"))
 
 
 def served(folder: Path, **control: Any) -> ProxyProcess:
@@ -117,7 +118,7 @@ def test_who_may_not_is_told(run: Run, guarded: ProxyProcess) -> None:
         assert (code, out) == (1, "")
         told = "a token is needed: --token, COUNTERPROOF_TOKEN, or the file that this user's proxy keeps here"
         assert err == f"counterproof: {url}: {told}\n"
-        code, out, err = run(*command, *at, "--token", "ct-wrong-0123456789abcdef")
+        code, out, err = run(*command, *at, "--token", WRONG)
         assert (code, out, err) == (1, "", f"counterproof: {url}: this token is not known there\n")
     assert run("mode", *at, "--token", READS)[0] == 0
     code, out, err = run("mode", "off", *at, "--token", READS)
@@ -154,14 +155,14 @@ def test_what_cannot_be_meant_is_one_clear_line(
         (("--for", "5m"), "--for: for which mode? off, observe, block, or --clear"),
         (("--tool", "t"), "--tool: for which mode? off, observe, block, or --clear"),
         (("--control", "127.0.0.1:8081"), "--control: a URL like http://host:8000/v1 was expected"),
-        (("--token", "ct 0123456789"), "--token: a key is printable ASCII"),
+        (("--token", f"ct {WRONG}"), "--token: a key is printable ASCII"),
     ],
 )
 def test_a_fault_of_the_command_line_asks_nobody(run: Run, args: tuple[str, ...], told: str) -> None:
     code, out, err = run("mode", *args)
     assert (code, out) == (2, "")
     assert err.startswith(f"counterproof: command line: {told}")
-    assert "0123456789" not in err
+    assert WRONG not in err
 
 
 def test_another_word_is_no_mode(run: Run) -> None:
@@ -181,8 +182,8 @@ def test_no_token_is_in_a_log_a_metric_or_an_audit(run: Run, local: ProxyProcess
         kept = [path for path in process.log.parent.iterdir() if path != process.config]
         assert process.log in kept
         told = process.metrics().encode() + b"".join(path.read_bytes() for path in kept)
-        for secret in (made, READS, TURNS, "ct-wrong-0123456789abcdef"):
-            assert secret.encode() not in told
+        for token in (made, READS, TURNS, WRONG):
+            assert token.encode() not in told
 
 
 def test_the_file_goes_with_its_proxy(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import os
 import sys
 
+from tests.watching import WATCH
+
 _MAIN = "from proxy.cli import main; main()"
 
 
@@ -20,4 +22,5 @@ async def typed(*args: str, **environ: str) -> tuple[int, str, str]:
         env=os.environ | {"COLUMNS": "160", "NO_COLOR": "1"} | environ,
     )
     out, err = await process.communicate()
+    WATCH.see("error", out + err)
     return process.returncode or 0, out.decode(), err.decode()

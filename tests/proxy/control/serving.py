@@ -10,8 +10,10 @@ import httpx2
 
 from proxy.app import Service
 from proxy.configfile import load
+from tests.secrets import secret
+from tests.watching import asgi
 
-TOKENS = {scope: f"ct-{scope}-0123456789abcdef" for scope in ("read", "metrics", "mode", "approve", "policy")}
+TOKENS = {scope: secret(scope, "ct") for scope in ("read", "metrics", "mode", "approve", "policy")}
 """A token for each scope, of the same name."""
 
 ADDRESS = "127.0.0.1"
@@ -31,7 +33,7 @@ class Port:
 
     def __init__(self, service: Service, address: str = ADDRESS) -> None:
         self.service, self.app = service, service.control
-        transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=True)
+        transport = httpx2.ASGITransport(app=asgi(self.app), raise_app_exceptions=True)
         host = f"[{address}]" if ":" in address else address
         self.client = httpx2.AsyncClient(transport=transport, base_url=f"http://{host}:8081")
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from proxy.control.access import MAX_BODY, host_of
 from tests.proxy.control.serving import TOKENS, Port, message, on
+from tests.secrets import secret
 
 WANTS: dict[tuple[str, str], str | None] = {
     ("GET", "/healthz"): None,
@@ -66,10 +67,11 @@ def test_a_route_opens_for_its_scope_alone(route: tuple[str, str]) -> None:
     on(None, scene, metrics="token")
 
 
+SECRET = secret("very-secret")
 WRONG: dict[str, dict[str, str]] = {
     "none": {},
     "empty": {"authorization": ""},
-    "an unknown one": {"authorization": "Bearer ct-wrong-0123456789abcdef"},
+    "an unknown one": {"authorization": f"Bearer {secret('wrong', 'ct')}"},
     "another scheme": {"authorization": f"Basic {TOKENS['mode']}"},
     "without a scheme": {"authorization": TOKENS["mode"]},
     "the beginning of one": {"authorization": f"Bearer {TOKENS['mode'][:-1]}"},
@@ -356,7 +358,7 @@ def test_what_a_page_can_send_without_asking_turns_nothing(kind: str | None) -> 
 def test_a_route_that_breaks_says_nothing_of_why(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(port: Port) -> None:
         def breaks(*_args: object, **_options: object) -> None:
-            raise RuntimeError("sk-very-secret content")
+            raise RuntimeError(f"{SECRET} content")
 
         monkeypatch.setattr(port.service.regime.switch, "set", breaks)
         with capture_logs() as logs:
@@ -364,7 +366,7 @@ def test_a_route_that_breaks_says_nothing_of_why(monkeypatch: pytest.MonkeyPatch
         assert response.status_code == 500
         assert message(response) == "an error of this proxy's own; its log names the kind"
         assert [(entry["route"], entry["error"]) for entry in logs] == [("/admin/mode", "RuntimeError")]
-        assert "sk-very-secret" not in response.text + str(logs)
+        assert SECRET not in response.text + str(logs)
 
     on(None, scene)
 
@@ -378,13 +380,13 @@ def test_no_token_is_in_any_answer_log_or_file(tmp_path: Path) -> None:
                     body = {"json": {"mode": TOKENS["mode"], "reason": TOKENS["read"]}} if method != "GET" else {}
                     response = await port.ask(method, filled(path), scope, headers=headers, **body)
                     told.append(response.text + str(response.headers))
-        for secret in TOKENS.values():
-            assert secret not in "".join(told)
+        for token in TOKENS.values():
+            assert token not in "".join(told)
 
     with capture_logs() as logs:
         on(tmp_path, scene)
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert kept
-    for secret in TOKENS.values():
-        assert secret not in str(logs)
-        assert secret.encode() not in kept
+    for token in TOKENS.values():
+        assert token not in str(logs)
+        assert token.encode() not in kept

@@ -13,10 +13,11 @@ from proxy.audit.reading import records, verify
 from shadow.tasks import Tasks, Wait
 from tests.proxy.approving import HOLD, LONG, SEND, case
 from tests.proxy.control.serving import Port, message, on
+from tests.secrets import secret
 from validators import ToolCall
 
 PATH = "/admin/approvals"
-TWO = [{"name": name, "token": f"ct-{name}-0123456789abcdef", "scopes": ["approve"]} for name in ("anna", "bo")]
+TWO = [{"name": name, "token": secret(name, "ct"), "scopes": ["approve"]} for name in ("anna", "bo")]
 
 
 class Waiting:
@@ -38,7 +39,7 @@ class Waiting:
         return task
 
     async def answer(self, identity: str, answer: str, who: str = "approve", **more: Any) -> tuple[int, Any]:
-        headers = {"authorization": f"Bearer ct-{who}-0123456789abcdef"}
+        headers = {"authorization": f"Bearer {secret(who, 'ct')}"}
         response = await self.port.client.post(f"{PATH}/{identity}", json={"answer": answer, **more}, headers=headers)
         return response.status_code, response.json()
 

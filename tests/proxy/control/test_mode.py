@@ -10,8 +10,11 @@ import pytest
 from proxy.tokenfile import read
 from tests.proxy.control.serving import Port, message, on
 from tests.proxy.serving import proxy
+from tests.secrets import secret
 from tests.standin import StandIn
 from tests.standin.asking_it import PARIS, chat
+
+SECRET = secret("very-secret")
 
 
 async def put(port: Port, scope: str = "mode", **body: Any) -> httpx2.Response:
@@ -71,10 +74,10 @@ def test_for_a_model_and_a_tool() -> None:
             ("off", "qwen", None),
         ]
         switch = port.service.regime.switch
-        assert switch.mode_for("qwen") == "block"
-        assert switch.mode_of_tool("qwen", "runCommand") == "block"
-        assert switch.mode_of_tool("qwen", "other") == "off"
-        assert switch.strongest() == "block"
+        assert switch.now.mode_for("qwen") == "block"
+        assert switch.now.of_calls("qwen")("runCommand") == "block"
+        assert switch.now.of_calls("qwen")("other") == "off"
+        assert switch.now.strongest == "block"
 
     on(None, scene)
 
@@ -116,11 +119,11 @@ def test_null_takes_a_setting_away() -> None:
 
 
 def test_two_operators_at_once_the_last_wins_and_both_are_recorded() -> None:
-    tokens = [{"name": name, "token": f"ct-{name}-0123456789abcdef", "scopes": ["mode"]} for name in ("ann", "bob")]
+    tokens = [{"name": name, "token": secret(name, "ct"), "scopes": ["mode"]} for name in ("ann", "bob")]
 
     async def scene(port: Port) -> None:
         async def turns(name: str, mode: str) -> None:
-            headers = {"authorization": f"Bearer ct-{name}-0123456789abcdef"}
+            headers = {"authorization": f"Bearer {secret(name, 'ct')}"}
             assert (await port.ask("PUT", "/admin/mode", json={"mode": mode}, headers=headers)).status_code == 200
 
         async with asyncio.TaskGroup() as group:
@@ -221,10 +224,10 @@ def test_what_is_no_json_that_can_be_meant_changes_nothing(content: bytes) -> No
 
 def test_what_was_sent_is_not_repeated() -> None:
     async def scene(port: Port) -> None:
-        for body in ({"mode": "sk-very-secret"}, {"mode": "off", "for": "sk-very-secret"}):
+        for body in ({"mode": SECRET}, {"mode": "off", "for": SECRET}):
             response = await put(port, **body)
             assert response.status_code == 422
-            assert "sk-very-secret" not in response.text
+            assert SECRET not in response.text
 
     on(None, scene)
 
@@ -297,7 +300,7 @@ def test_a_page_elsewhere_turns_nothing_though_it_had_the_token(tmp_path: Path, 
 def test_without_the_token_of_the_file_nobody_turns_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with StandIn([PARIS]) as engine, proxy(tmp_path, engine) as door:
-            for headers in ({}, {"authorization": "Bearer ct-wrong-0123456789abcdef"}):
+            for headers in ({}, {"authorization": f"Bearer {secret('wrong', 'ct')}"}):
                 url = f"{door.control}/admin/mode"
                 async with door.session.put(url, json={"mode": "off"}, headers=headers) as response:
                     assert response.status == 401

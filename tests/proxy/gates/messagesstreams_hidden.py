@@ -164,6 +164,88 @@ def an_argument_twice(w: Writer) -> None:
     w.close()
 
 
+# --- keys in another case: Go's and .NET's readers take them, protobuf's takes those without an underscore -----------
+
+
+def _respelled(key: str, spelled: str) -> Callable[[Writer], None]:
+    """A call with a key that is spelled otherwise in each of its events."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("See: ")
+        w.spoil()
+        one = w.spoken(1)
+        delta = {"type": "input_json_delta", "partial_json": one.pieces[0]}
+        for kind, members in (
+            ("content_block_start", {"content_block": one.block, "index": w.index}),
+            ("content_block_delta", {"index": w.index, "delta": delta}),
+        ):
+            payload = dumps({"type": kind} | members)
+            w.payload(payload.replace(f'"{key}":'.encode(), f'"{spelled}":'.encode()), kind)
+        w.end()
+        w.close()
+
+    return write
+
+
+for _key, _spelled in (
+    ("type", "Type"),
+    ("content_block", "Content_Block"),
+    ("content_block", "contentBlock"),
+    ("delta", "DELTA"),
+    ("index", "Index"),
+    ("name", "Name"),
+    ("input", "Input"),
+    ("input", "\u0131nput"),
+    ("partial_json", "Partial_Json"),
+    ("partial_json", "partialJson"),
+    ("partial_json", "part\u0131al_json"),
+):
+    _note = "Some readers take it for the same key."
+    SHELF.build(f"{_spelled} for {_key}", "keys in another case", _note, _respelled(_key, _spelled))
+
+
+def _in_a_text(event: str, member: str, **members: Any) -> Callable[[Writer], None]:
+    """By the key as it should be a text, by another spelling of it a call."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("See: ")
+        w.spoil()
+        told = {name: {w.marker(): 1} if value is None else value for name, value in members.items()}
+        w.event(event, index=w.index, **{member: {"type": "text", "text": ""} | told | {"Name": w.marker()}})
+        w.close()
+
+    return write
+
+
+SHELF.build("another Type beside it", "keys in another case", "The last one counts to some.",
+            _in_a_text("content_block_start", "content_block", Type="tool_use", Input=None))  # fmt: skip
+SHELF.build("by its Name and Input", "keys in another case", "A call by its members.",
+            _in_a_text("content_block_start", "content_block", Input=None))  # fmt: skip
+
+
+@leak("keys in another case")
+def another_piece_beside_it(w: Writer) -> None:
+    """The last one counts to some."""
+    one, other = w.spoken(1), w.spoken(1)
+    w.open()
+    w.begin(one)
+    w.spoil()
+    w.delta({"type": "input_json_delta", "partial_json": one.pieces[0], "Partial_Json": other.pieces[0]})
+    w.close()
+
+
+@leak("keys in another case")
+def a_piece_in_a_text(w: Writer) -> None:
+    """By its type a text, by another spelling of its members a piece of a call."""
+    w.open()
+    w.say("See: ")
+    w.spoil()
+    w.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "a", "Partial_Json": w.marker()})
+    w.close()
+
+
 def _unreadable(form: bytes) -> Callable[[Writer], None]:
     def write(w: Writer) -> None:
         w.open()

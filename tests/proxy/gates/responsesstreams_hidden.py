@@ -169,6 +169,48 @@ def _approval_by_its_first_type(w: Writer) -> None:
 SHELF.build("twice type, without a word of calls", "repeated keys", _spoiled(_approval_by_its_first_type))
 
 
+# --- keys in another case: Go's and .NET's readers take them, protobuf's takes those without an underscore -----------
+
+
+def _respelled(key: str, spelled: str) -> Callable[[Writer], None]:
+    """A call with a key that is spelled otherwise in each of its events."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("Let me see.")
+        w.spoil()
+        before = len(w.out)
+        w.call()
+        w.out[before:] = [event.replace(f'"{key}":'.encode(), f'"{spelled}":'.encode()) for event in w.out[before:]]
+        w.say("And then.")
+        w.close()
+
+    return write
+
+
+for _key, _spelled in (
+    ("type", "Type"),
+    ("item", "Item"),
+    ("item_id", "Item_Id"),
+    ("item_id", "itemId"),
+    ("output_index", "Output_Index"),
+    ("name", "Name"),
+    ("call_id", "Call_ID"),
+    ("call_id", "callId"),
+    ("arguments", "Arguments"),
+    ("arguments", "argument\u017f"),
+    ("delta", "Delta"),
+):
+    SHELF.build(f"{_spelled} for {_key}", "keys in another case", _respelled(_key, _spelled))
+
+BESIDE = {
+    "another Item": b'{"type":"response.output_item.done","output_index":1,"item":%b,"Item":{"type":"message"}}',
+    "another Type": b'{"type":"response.output_item.done","Type":"response.output_text.delta","item":%b}',
+}
+for _name, _form in BESIDE.items():
+    SHELF.build(f"{_name} beside it", "keys in another case", _spoiled(_raw_item(_form)))
+
+
 UNREADABLE: dict[str, Callable[[Writer], None]] = {
     "html": lambda w: w.raw(b"data: <html>%b</html>\n\n" % w.marker().encode()),
     "a list": lambda w: w.payload(b"[%b]" % dumps(_item(w))),

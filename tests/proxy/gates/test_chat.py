@@ -150,6 +150,16 @@ def test_what_is_in_no_key_is_text() -> None:
     assert not gate.waiting
 
 
+RESPELLED = [stream for stream in CORPUS if stream.kind == "keys in another case"]
+
+
+@pytest.mark.parametrize("stream", RESPELLED, ids=[stream.name for stream in RESPELLED])
+def test_a_call_whose_keys_only_some_readers_take_is_not_judged(stream: LeakStream) -> None:
+    gate = ChatGate(None)
+    assert gate.feed(stream.body) == stream.body[: stream.clear]
+    assert REST in gate.undecided()
+
+
 WHOLE = {
     "none": (b'{"choices":[{"index":0,"message":{"content":"x","tool_calls":[]}}]}', []),
     "one": (b'{"choices":[{"index":0,"message":{"tool_calls":[{"function":{"name":"f"}}]}}]}', [0]),
@@ -160,6 +170,23 @@ WHOLE = {
     "elsewhere": (b'{"choices":[{"index":0,"message":{}}],"tool_calls":[{"id":"a"}]}', None),
     "in a delta": (b'{"choices":[{"index":0,"message":{},"delta":{"tool_calls":[{"id":"a"}]}}]}', None),
     "twice": (b'{"choices":[{"message":{"tool_calls":[{"id":"a"}]},"message":{}}]}', None),
+    "in another case": (b'{"choices":[{"message":{"Tool_Calls":[{"id":"a"}]}}]}', None),
+    "in camels": (b'{"choices":[{"message":{"toolCalls":[{"id":"a"}]}}]}', None),
+    "with a long s": ('{"choices":[{"message":{"tool_call\u017f":[{"id":"a"}]}}]}'.encode(), None),
+    "older in another case": (b'{"choices":[{"message":{"FUNCTION_CALL":{"name":"f"}}}]}', None),
+    "in another message": (b'{"choices":[{"message":{"tool_calls":[{"id":"a"}]},"Message":{}}]}', None),
+    "with another name": (b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","Name":"g"}}]}}]}', None),
+    "with its name twice": (b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","name":"g"}}]}}]}', None),
+    "with an argument in two cases": (
+        b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":{"Name":1,"name":2}}}]}}]}',
+        [0],
+    ),
+    "with an argument twice": (
+        b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":{"a":1,"a":2}}}]}}]}',
+        None,
+    ),
+    "an empty one in another case": (b'{"choices":[{"message":{"content":"x","Tool_Calls":[]}}]}', []),
+    "of another dialect, in capitals": (b'{"choices":[{"message":{"content":[{"type":"TOOL_USE"}]}}]}', None),
     "not JSON": (b"<html>", None),
     "a list": (b'[{"tool_calls":[1]}]', None),
 }

@@ -425,6 +425,12 @@ UNREAD = {
     "a call in a text": b'{"content":[{"type":"text","text":"","name":"f","input":{}}]}',
     "content twice": b'{"content":[%b],"content":[]}' % CALL,
     "type twice": b'{"content":[%b]}' % CALL.replace(b'"id"', b'"type":"text","id"'),
+    "type in another case": b'{"content":[%b]}' % CALL.replace(b'"type"', b'"Type"'),
+    "another type": b'{"content":[{"type":"text","text":"","Type":"tool_use","Name":"f","Input":{}}]}',
+    "another input": b'{"content":[%b]}' % CALL.replace(b'"id"', b'"Input":{"n":1},"id"'),
+    "an input without a dot": '{"content":[{"type":"text","text":"","name":"f","\u0131nput":{}}]}'.encode(),
+    "other content": b'{"content":[],"Content":[%b]}' % CALL,
+    "other content beside it": b'{"content":[%b],"Content":[]}' % CALL,
     "content that is no list": b'{"content":%b}' % CALL,
     "half of a pair": b'{"content":[%b],"x":"\\ud83d"}' % CALL,
 }
@@ -438,6 +444,10 @@ READ = {
     "an argument twice": (
         b'{"content":[%b]}' % CALL.replace(b'{"n"', b'{"n":1,"n"'),
         ('{"n":1,"n": 123456789012345678901234567890}',),
+    ),
+    "an argument in two cases": (
+        b'{"content":[%b]}' % CALL.replace(b'{"n"', b'{"Type":1,"type":2,"n"'),
+        ('{"Type":1,"type":2,"n": 123456789012345678901234567890}',),
     ),
     "no arguments": (b'{"content":[{"type":"tool_use","id":"a","name":"f"}]}', ("",)),
     "a text that quotes one": (b'{"content":[{"type":"text","text":"tool_use \\u0041"}]}', ()),

@@ -176,6 +176,19 @@ def two_of_each_kind() -> list[Stream]:
 CUT = SHORT if os.environ.get("COUNTERPROOF_EVERY_STREAM") else two_of_each_kind()
 
 
+def one_of_each_kind() -> list[Stream]:
+    found = {stream.kind: stream for stream in reversed(two_of_each_kind()) if not stream.error}
+    return list(found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", one_of_each_kind(), ids=[stream.name for stream in one_of_each_kind()])
+def test_a_released_stream_cut_at_every_byte_is_as_it_came(stream: Stream) -> None:
+    body = stream.body
+    for at in range(1, len(body)):
+        assert through([body[:at], body[at:]], "release") == body
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", CUT, ids=[stream.name for stream in CUT])
 def test_a_stream_cut_at_every_byte(stream: Stream) -> None:
@@ -418,6 +431,14 @@ WHOLE: dict[str, tuple[bytes, int | None]] = {
     "in tools": (b'{"output":[],"tools":[{"type":"function","name":"function_call","parameters":{"name":{}}}]}', 0),
     "escaped": (b'{"output":[{"type":"function\\u005fcall","name":"f","arguments":"{}"}]}', 1),
     "twice": (b'{"output":[{"type":"function_call","name":"f"}],"output":[]}', None),
+    "type in another case": (b'{"output":[{"Type":"function_call","name":"f","arguments":"{}"}]}', None),
+    "other arguments": (b'{"output":[{"type":"function_call","name":"f","Arguments":"{}"}]}', None),
+    "an id in another case": (b'{"output":[{"type":"function_call","name":"f","arguments":"{}","ID":"x"}]}', None),
+    "arguments with a long s": (
+        '{"output":[{"type":"function_call","name":"f","arguments":"{}","argument\u017f":"x"}]}'.encode(),
+        None,
+    ),
+    "another output": (b'{"output":[{"type":"function_call","name":"f","arguments":"{}"}],"Output":[]}', None),
     "at the top level": (b'{"output":[],"tool_calls":[{"id":"a"}]}', None),
     "in a message": (b'{"output":[{"type":"message","content":[],"tool_calls":[{"id":"a"}]}]}', None),
     "in chat's place": (b'{"output":[],"choices":[{"message":{"tool_calls":[{"id":"a"}]}}]}', None),

@@ -153,6 +153,7 @@ def test_a_gate_that_does_something_else_than_was_decided_is_noticed(
 
 def test_a_gate_that_looks_for_one_kind_of_call_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_calls, "_CALL_KEYS", frozenset({"function_call"}))
+    monkeypatch.setattr(chat_calls, "_CALL_KEYS_FOLDED", frozenset({"functioncall"}))
     assert "a refused call is there for some reader" in found_by("refusal")
 
 

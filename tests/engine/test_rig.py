@@ -178,8 +178,7 @@ def test_engines_end_with_a_parent_that_is_killed(start: Callable[..., Engine], 
     program = f"""
         import sys, time
         from pathlib import Path
-        from tests.secrets import secret
-from proxy.demo.rig import Engine, Rig, free_port
+        from proxy.demo.rig import Engine, Rig, free_port
         rig = Rig(Path(sys.executable), Path("model"), Path("template"))
         Engine.start(rig, name="orphan", port=free_port(), core=None, args=(), env={{"PYTHONPATH": {str(tmp_path)!r}}})
         time.sleep(600)

@@ -101,22 +101,28 @@ async def _record(tokens: int) -> bytes:
     ):
         root = engine.base_url.removesuffix("/v1")
 
-        async def ask(method: str, target: str, body: bytes) -> bytes:
+        async def answer(method: str, target: str, body: bytes) -> tuple[int, bytes]:
             headers = {"content-type": "application/json"} if body else {}
             async with session.request(method, root + target, data=body or None, headers=headers) as response:
-                response.raise_for_status()
-                return await response.read()
+                return response.status, await response.read()
+
+        async def ask(body: bytes) -> bytes:
+            status, text = await answer("POST", CHAT, body)
+            assert status == 200, text
+            return text
 
         async with Engine(Endpoint("primary", engine.base_url)) as asked:
             await discover(asked, reference=False)
         parts = []
         for received in list(engine.received):
-            target, body = received.path, received.body
-            parts.append(_part("exact", received.method, target, body, await ask(received.method, target, body)))
+            method, target, body = received.method, received.path, received.body
+            status, text = await answer(method, target, body)
+            if status == 200:  # else the upstream lacks it as well
+                parts.append(_part("exact", method, target, body, text))
         for kind, change in (("plain", bytes), ("injected", injected)):
             for name, body in (("whole", small()), ("large", large())):
-                parts.append(_part(f"{name}.{kind}", "POST", CHAT, b"", await ask("POST", CHAT, change(body))))
-            parts += _events(kind, await ask("POST", CHAT, change(stream(tokens))), tokens)
+                parts.append(_part(f"{name}.{kind}", "POST", CHAT, b"", await ask(change(body))))
+            parts += _events(kind, await ask(change(stream(tokens))), tokens)
         return b"".join(parts)
 
 

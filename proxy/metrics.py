@@ -12,8 +12,9 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy.tallies import Counts, Times
 from shadow.breaker import Circuit
+from shadow.choice import ChoiceReport
 from shadow.divergence import Outcome, flips, window
-from shadow.examine import ChoiceReport, Examination
+from shadow.examine import Examination
 from shadow.exchange import Exchange, Request
 from shadow.judge import Judged
 from shadow.reference import Peer, Reference, State

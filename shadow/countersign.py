@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import structlog
 
 from shadow import compare
+from shadow.choice import ChoiceReport
 from shadow.compare import PolicyOf
 from shadow.engine import Engine
 from shadow.errors import EngineError
-from shadow.examine import ChoiceReport
 from shadow.exchange import Choice, Continuation, Request
 from shadow.reference import Peer, Reference
 from shadow.regions import call_start

@@ -11,10 +11,11 @@ import tenacity
 from shadow import compare
 from shadow.breaker import Breaker
 from shadow.capabilities import Capabilities, LogprobsMode, discover, refusal_as_pair, served_model
+from shadow.choice import ChoiceReport
 from shadow.compare import PolicyOf
 from shadow.engine import Endpoint, Engine
 from shadow.errors import EngineError, Refused, TimedOut, Unreachable
-from shadow.examine import ChoiceReport, Examination, countersign, examine
+from shadow.examine import Examination, countersign, examine
 from shadow.exchange import Choice, Continuation, Exchange, Request
 
 log = structlog.get_logger("counterproof.reference")

@@ -11,8 +11,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from shadow.choice import ChoiceReport
 from shadow.divergence import Outcome, Position
-from shadow.examine import ChoiceReport, Examination
+from shadow.examine import Examination
 from shadow.exchange import Choice, Exchange, Request
 from shadow.judge import Judged
 from validators import Difference, Finding, ToolCall, worst

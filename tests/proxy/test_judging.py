@@ -11,7 +11,7 @@ import pytest
 from proxy.approvals import DecidedError, State
 from proxy.audit import Record
 from proxy.audit.reading import records, verify
-from shadow.examine import ChoiceReport
+from shadow.choice import ChoiceReport
 from shadow.exchange import Choice
 from shadow.judge import Case
 from tests.proxy.serving import Proxy, proxy

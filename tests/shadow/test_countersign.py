@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from shadow import reference as references
 from shadow.capabilities import discover
+from shadow.choice import ChoiceReport
 from shadow.compare import exact
 from shadow.countersign import Countersigning
 from shadow.engine import Endpoint
-from shadow.examine import ChoiceReport
 from shadow.exchange import Choice, Dialect, Request
 from shadow.reference import Peer, Reference, State
 from shadow.regions import call_start

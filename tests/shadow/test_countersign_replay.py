@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shadow import examine
+from shadow.choice import ChoiceReport
 from shadow.compare import exact
 from shadow.countersign import Countersigning
 from shadow.engine import Engine
 from shadow.errors import EngineError, Failed
-from shadow.examine import ChoiceReport
 from shadow.exchange import Answer, Choice, Dialect, Exchange, Timings
 from shadow.wire import dialects
 from tests.shadow.test_countersign import CHAT, OSLO, Stage, stage, words

@@ -27,8 +27,9 @@ from proxy.ledger import (
 )
 from proxy.ledger.erasing import Eraser
 from proxy.ledger.records import NOT_OFFERED
+from shadow.choice import ChoiceReport
 from shadow.divergence import Basis, Outcome, Position
-from shadow.examine import ChoiceReport, Examination
+from shadow.examine import Examination
 from shadow.exchange import Answer, Choice, Dialect, Exchange, Region, Request, Timings
 from shadow.judge import Judged
 from validators import Difference, Finding, ToolCall, Word

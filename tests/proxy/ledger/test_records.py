@@ -8,8 +8,9 @@ import pytest
 
 from proxy.ledger import Content, examination_record, exchange_record
 from proxy.ledger.records import counts, plain
+from shadow.choice import ChoiceReport
 from shadow.divergence import Basis, Outcome, Position
-from shadow.examine import ChoiceReport, Examination
+from shadow.examine import Examination
 from shadow.exchange import Answer, Choice, Dialect, Exchange, Region, Request, Timings
 from shadow.regions import CallStart
 from validators import Difference, Finding, ToolCall, Word

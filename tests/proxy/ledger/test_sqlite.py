@@ -13,8 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.ledger import Content, Ledger, LedgerError, LedgerReader, examination_record, exchange_record, sqlite
+from shadow.choice import ChoiceReport
 from shadow.divergence import Basis, Outcome, Position
-from shadow.examine import ChoiceReport, Examination
+from shadow.examine import Examination
 from shadow.exchange import Answer, Choice, Dialect, Exchange, Region, Request, Timings
 from validators import Difference, Finding, ToolCall, Word
 from validators.calls import Side

@@ -14,6 +14,7 @@ from shadow.examine import examine
 from shadow.exchange import Answer, Choice, Dialect, Exchange, Request, Timings
 from shadow.regions import CallStart, call_start
 from shadow.wire import answers
+from tests.engine.counters import total
 from tests.engine.fixtures import Engines
 from validators import parse_arguments
 
@@ -76,9 +77,7 @@ def built(request: pytest.FixtureRequest, engines: Engines) -> Built:
 
 
 def hits(root_url: str) -> float:
-    text = httpx2.get(f"{root_url}/metrics", timeout=30, trust_env=False).text
-    lines = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    return total(root_url, "vllm:prefix_cache_hits_total")
 
 
 def test_the_call_starts_after_the_sentence(built: Built) -> None:

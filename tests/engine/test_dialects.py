@@ -20,9 +20,9 @@ import pytest
 
 from shadow.exchange import Choice, Dialect
 from shadow.wire import dialects
+from tests.engine.counters import total
 from tests.engine.fixtures import Engines
 from tests.engine.test_block import INTERFACES, PATIENT, Blocking, asking, blocking
-from tests.engine.test_leaving import total
 from tests.watching import WATCH
 
 HIGH_RISK = {"tools": [{"match": "run_command", "risk": "high"}]}

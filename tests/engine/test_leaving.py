@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Self
 import httpx2
 import pytest
 import tenacity
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.engine.counters import totals
 from tests.engine.fixtures import Engines, ObservingProxy
 
 GRACE_S = 1.0
@@ -111,9 +111,10 @@ class Counts(NamedTuple):
 class Scene:
     """The engines, the proxy between them, and what they say about themselves."""
 
-    def __init__(self, engines: Engines, proxy: ObservingProxy) -> None:
+    def __init__(self, engines: Engines, proxy: ObservingProxy, client: httpx2.Client) -> None:
         self.proxy, self.base_url = proxy.process, proxy.process.base_url
         self.judged = proxy.judged
+        self._client = client
         self._primary, self._reference = engines.primary.root_url, engines.reference.root_url
 
     def counts_at_rest(self) -> Counts:
@@ -124,15 +125,12 @@ class Scene:
     @property
     def running(self) -> float:
         """The requests that run or wait in the primary."""
-        return total(self._primary, "vllm:num_requests_running") + total(self._primary, "vllm:num_requests_waiting")
+        return sum(totals(self._client, self._primary, "vllm:num_requests_running", "vllm:num_requests_waiting"))
 
     @property
-    def tokens(self) -> tuple[float, float]:
+    def tokens(self) -> list[float]:
         """The tokens that the primary has read and written, once a request's first token was there."""
-        return (
-            total(self._primary, "vllm:prompt_tokens_total"),
-            total(self._primary, "vllm:generation_tokens_total"),
-        )
+        return totals(self._client, self._primary, "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
     def counts(self) -> Counts:
         """The counters as they stand."""
@@ -140,7 +138,7 @@ class Scene:
             self.proxy.metric(REQUESTS, code="499"),
             self.proxy.metric(MIRROR),
             self.proxy.metric(MIRROR, outcome="not_comparable", reason="client_left"),
-            total(self._reference, "http_requests_total", method="POST"),
+            *totals(self._client, self._reference, "http_requests_total", method="POST"),
         )
 
     def ends(self, step: float) -> None:
@@ -171,20 +169,9 @@ class Scene:
         assert after.mirrored_as_left == before.mirrored_as_left + answered
         assert after.posts_to_reference == before.posts_to_reference
         body = LONG | {"messages": STORY, "max_tokens": 2}
-        again = httpx2.post(f"{self.base_url}/chat/completions", json=body, timeout=PATIENCE_S, trust_env=False)
+        again = self._client.post(f"{self.base_url}/chat/completions", json=body)
         assert again.status_code == 200
         assert again.json()["usage"]["completion_tokens"] == 2
-
-
-def total(root_url: str, name: str, **labels: str) -> float:
-    """The sum of an engine's samples of that name and with these labels."""
-    text = httpx2.get(f"{root_url}/metrics", timeout=PATIENCE_S, trust_env=False).text
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -201,7 +188,11 @@ def chat(**fields: Any) -> bytes:
 
 @contextlib.contextmanager
 def first_in_line() -> Iterator[None]:
-    """This process has its turn before the engines, where that is allowed: it does little, and is what measures."""
+    """This process has its turn before the engines, where that is allowed: it does little, and is what measures.
+
+    Little it must be: looks that cost 100 ms of CPU each, on the primary's core, left the primary none for as long as
+    the test looked.
+    """
     if not hasattr(os, "sched_setscheduler"):
         yield
         return
@@ -216,8 +207,10 @@ def first_in_line() -> Iterator[None]:
 
 @pytest.fixture
 def scene(engines: Engines, proxy: ObservingProxy) -> Iterator[Scene]:
-    with first_in_line():
-        yield Scene(engines, proxy)
+    # One client for all, without kept connections: making its TLS context is most of what a request would cost.
+    alone = httpx2.Limits(max_keepalive_connections=0)
+    with httpx2.Client(timeout=PATIENCE_S, trust_env=False, limits=alone) as client, first_in_line():
+        yield Scene(engines, proxy, client)
 
 
 @made_again

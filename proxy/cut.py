@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _MEMBER = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
@@ -140,64 +141,71 @@ def _array(text: bytes, start: int, element: Callable[[int], int]) -> int:
             return position
 
 
-class _Finder:
-    """Finds the named values of a payload with one choice in C: nearly every answer and event.
+class _Cutter:
+    """Cuts the named values out of a payload with one choice in C: nearly every answer and event.
 
-    The library says what the values are; where they are follows from their keys, if each stands once and is compact.
+    Each is cut where it seems to end, which is quickly told, and the library reads only what is left: nearly all of an
+    answer are its logprobs. A cut that ended too early would have left closing brackets, or half a string, that nothing
+    opens, and one in another place no mark where the value should stand. What is cut is not read: it may be broken.
     """
 
     def __init__(self, top: frozenset[bytes], choice: frozenset[bytes]) -> None:
-        self._top, self._choice = _keys(top), _keys(choice)
-        names = [name for name, _ in self._choice]
+        names = [name.decode() for name in sorted(choice, key=lambda name: (name.startswith(b"prompt"), name))]
+        above = [name.decode() for name in sorted(top)]
+        # In the order in which an engine writes them: in any other, the walk does the work.
+        self._keys = [b'"' + name.encode() + b'":' for name in (*names, *above)]
         kind = msgspec.defstruct("Choice", [_raw(name) for name in (*names, "index", "delta", "finish_reason")])
-        fields: list[Any] = [("choices", list[kind]), *(_raw(name) for name, _ in self._top)]  # type: ignore[valid-type]
+        fields: list[Any] = [("choices", list[kind]), *(_raw(name) for name in above)]  # type: ignore[valid-type]
         self._read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Payload", fields)).decode
 
-    def find(self, payload: bytes) -> tuple[list[tuple[int, int]], bool, bool] | None:
-        """The spans of the named values that are not null, in order; whether the choice says nothing yet; its index.
+    def cut(self, payload: bytes) -> tuple[bytes, bool, msgspec.Raw] | None:
+        """The payload with nulls for the named values; whether its choice says nothing yet; the choice's index.
 
-        The last says whether that index is a number of a choice, or left out. None where the payload has another shape.
+        The same object where nothing stood there; None where the payload has another shape. Of a key that stands twice,
+        which no engine sends, the value that counts is cut.
         """
+        pieces: list[bytes] = []
+        marks: list[msgspec.Raw] = []
+        rest = payload
+        for key in self._keys:
+            at = rest.find(key)
+            if at < 0:
+                marks.append(_NONE)
+                continue
+            start = at + len(key)
+            if end := _seeming_end(rest, start):
+                pieces.append(rest[:start])
+                rest = rest[end:]
+                marks.append(_MARKED)
+            else:
+                marks.append(_NULL)  # or a value that is no such
+        pieces.append(rest)
         try:
-            found = self._read(payload)
+            choices, *above = astuple(self._read(_MARK.join(pieces)))
         except (msgspec.MsgspecError, RecursionError):
             return None
-        if len(found.choices) != 1:
+        if len(choices) != 1:
             return None
-        choice, spans, long = found.choices[0], [], None
-        for owner, keys in ((choice, self._choice), (found, self._top)):
-            for name, key in keys:
-                value = getattr(owner, name)
-                size = len(value)
-                if not size:
-                    continue
-                at = payload.find(key) if long is None else _find_outside(payload, key, long)
-                start = at + len(key)
-                end = start + size
-                if not payload.startswith(value, start) or payload.find(key, end) >= 0:
-                    return None
-                if value != _NULL:
-                    spans.append((start, end))
-                if size > _LONG:
-                    long = (start, end)
-        spans.sort()
-        empty = choice.delta == _EMPTY and choice.finish_reason == _NULL
-        return spans, empty, not len(choice.index) or bytes(choice.index).isdigit()
+        *values, index, delta, finish_reason = astuple(choices[0])
+        if values + above != marks:
+            return None
+        return b"null".join(pieces) if len(pieces) > 1 else payload, delta == _EMPTY and finish_reason == _NULL, index
 
 
-def _find_outside(text: bytes, key: bytes, span: tuple[int, int]) -> int:
-    """Where a key stands first, -1 for nowhere; what a long value holds is not looked through."""
-    at = text.find(key, 0, span[0])
-    return at if at >= 0 else text.find(key, span[1])
+def _seeming_end(text: bytes, start: int) -> int:
+    """Where an array of numbers, or an object as logprobs are, ends; 0 for any other value. No other ends later."""
+    first = text[start] if start < len(text) else 0
+    if first == _OPEN_BRACKET:
+        return text.find(b"]", start) + 1
+    closed = _CLOSED.search(text, start) if first == _OPEN_BRACE else None
+    return closed.end() if closed else 0
 
 
-_LONG = 4096  # bytes
-_NULL, _EMPTY = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
-_finder = functools.lru_cache(maxsize=64)(_Finder)
-
-
-def _keys(names: frozenset[bytes]) -> list[tuple[str, bytes]]:
-    return [(name.decode(), b'"' + name + b'":') for name in sorted(names)]  # logprobs, the longest, come first
+# Within logprobs every object stands in an array, so this is the brace that ends them.
+_CLOSED = re.compile(rb"\}(?!\]|,\{)")
+_MARK = b"-0.0e-7"  # a value that nobody sends
+_MARKED, _NONE, _NULL, _EMPTY = (msgspec.Raw(text) for text in (_MARK, b"", b"null", b"{}"))
+_cutter = functools.lru_cache(maxsize=64)(_Cutter)
 
 
 def _raw(name: str) -> tuple[str, type[msgspec.Raw], msgspec.Raw]:
@@ -227,21 +235,20 @@ class Nulls:
         """The payload with nulls put back, the same object if nothing stood there, None where it is to be dropped."""
         if self.within is not None:  # no choices there: what names none of the keys is left alone
             return self._walk(payload) if any(key in payload for key in self.top) else payload
-        found = _finder(self.top, self.choice).find(payload)
+        found = _cutter(self.top, self.choice).cut(payload)
         if found is None:
             return self._walk(payload)
-        return self._blanked(payload, found[0], found[1])
+        return None if found[1] and self.drop_empty else found[0]
 
     def apply_plainly(self, payload: bytes) -> tuple[bytes | None] | None:
         """What `apply` gives, in a tuple; None (to be asked of `apply`) where that is no JSON with one usual choice.
 
         A usual one has an index that counts from 0, or leaves it out.
         """
-        found = _finder(self.top, self.choice).find(payload)
-        return (self._blanked(payload, found[0], found[1]),) if found is not None and found[2] else None
-
-    def _blanked(self, payload: bytes, spans: list[tuple[int, int]], empty: bool) -> bytes | None:  # noqa: FBT001
-        return None if empty and self.drop_empty else replace(payload, [(start, end, b"null") for start, end in spans])
+        found = _cutter(self.top, self.choice).cut(payload)
+        if found is None or (len(found[2]) and not bytes(found[2]).isdigit()):
+            return None
+        return (None if found[1] and self.drop_empty else found[0],)
 
     def _walk(self, payload: bytes) -> bytes | None:
         start = _skip_space(payload, 0)

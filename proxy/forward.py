@@ -68,10 +68,12 @@ class Forwarder:
         self._pool = Pool()
         self._tasks = Tasks("door")
         self._guards = Guards(self._tasks)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.in_flight = 0
 
     async def open(self) -> None:
         """Makes the connection pool; needs a running loop."""
+        self._loop = asyncio.get_running_loop()
         await self._pool.open()
 
     async def close(self) -> None:
@@ -116,7 +118,7 @@ class Forwarder:
 
     async def _serve(self, passage: Passage, receive: Receive, send: Send) -> None:
         upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
-        guard = Guard(passage, upload)
+        guard = Guard(passage, upload, self._loop)
         try:
             await self._reading.read(passage, upload)
             if refusal := self._reading.unserved(passage):

@@ -21,13 +21,16 @@ class Waiting(Protocol):
 
 
 class Guard:
-    """Cancels the task that made it when its client has `left`, or when the primary is `late`."""
+    """Cancels the task that made it when its client has `left`, or when the primary is `late`.
 
-    def __init__(self, waiting: Waiting, upload: Upload) -> None:
+    Whoever knows the running loop gives it: asking for it costs a system call, for each request.
+    """
+
+    def __init__(self, waiting: Waiting, upload: Upload, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.left = self.late = False
         self.begun = self.silence = 0.0
         self._waiting, self._upload = waiting, upload
-        self._serving = asyncio.current_task()
+        self._serving = asyncio.current_task(loop)
         self._timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
         self._among: dict[Guard, None] | None = None

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter, Gauge
 
 from proxy.approvals import Approvals
+from proxy.aside import Aside
 from proxy.audit import SELF, Audit, AuditError, AuditFile, Kind, NoAudit, Turns, Witness
 from proxy.blocking import Blocking
 from proxy.control import control_app
@@ -91,7 +92,7 @@ class Service:
         self, settings: Settings, *, path: Path | None = None, load: Callable[[], Settings] | None = None
     ) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(first_tools=settings.named_tools, first_models=settings.named_models)
         self.ledger = self._open_ledger(settings)
         self.audit = self._open_audit(settings)
         self._turns = Turns(self.audit)
@@ -109,8 +110,9 @@ class Service:
         self.mirrors = [upstream.mirror for upstream in routes.all]
         every = settings.audit.receipts == "all"
         witness = Witness(self.audit, all_releases=every, count=self.metrics.turned_away)
-        blocking = Blocking(self.regime, self.approvals, self._recorder, witness)
-        self.data = Forwarder(settings, routes, self.metrics, self.regime, blocking)
+        aside = Aside()
+        blocking = Blocking(self.regime, self.approvals, self._recorder, witness, aside)
+        self.data = Forwarder(settings, routes, self.metrics, self.regime, blocking, aside)
         self.tokens = Tokens(token.value() for token in settings.control.tokens)
         self.control = self._control(settings.control)
 

@@ -16,7 +16,7 @@ from proxy.approvals import Approvals
 from proxy.audit import Witness
 from proxy.gate import REST, Gate, HeldTooMuchError, Signal, Whole
 from proxy.http import Refusal
-from proxy.judging import Fate, Judging, Record
+from proxy.judging import Aside, Fate, Judging, Record
 from proxy.switch import Mode
 from proxy.together import Together
 from shadow.countersign import Countersigning
@@ -80,11 +80,12 @@ class Holding:
         witness: Witness,
         modes: Callable[[str], Mode] = lambda _tool: "block",
         clock: Callable[[], float] = time.monotonic,
+        aside: Aside = asyncio.to_thread,
     ) -> None:
         self.exchange, self.case, self.signing, self.terms = exchange, case, signing, terms
         self.acted = ""
         self._witness = witness
-        self._judge = Judging(exchange, case, signing, approvals, record, witness, modes, clock)
+        self._judge = Judging(exchange, case, signing, approvals, record, witness, modes, clock, aside)
         self._tasks = Tasks("gate")
         self._choices: dict[int, Choice] = {}  # all that are or were judged, by their place
         self._judging: dict[int, Wait[Fate]] = {}

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from proxy.approvals import Approvals
+from proxy.aside import Aside
 from proxy.audit import Witness
 from proxy.block import Holding, Record
 from proxy.http import Refusal, Send
@@ -52,8 +53,9 @@ UNVERIFIABLE = Refusal(
 class Blocking:
     """Makes the case of each request, and holds the answers of those that begin in block mode."""
 
-    def __init__(self, regime: Regime, approvals: Approvals, record: Record, witness: Witness) -> None:
+    def __init__(self, regime: Regime, approvals: Approvals, record: Record, witness: Witness, aside: Aside) -> None:
         self._regime, self._approvals, self._record, self._witness = regime, approvals, record, witness
+        self._aside = aside
         self._generates, self._generates_posted = Denied(GENERATING), Denied(GENERATING, _HARMLESS)
 
     def refuses(self, method: str, path: bytes) -> bool:
@@ -89,7 +91,15 @@ class Blocking:
         signing = Countersigning(case.request, mirror.references if case.policy.agree else (), mirror.primary)
         of_calls = modes.of_calls(case.request.model)
         holding = Holding(
-            exchange, case, signing, self._regime.terms, self._approvals, self._record, self._witness, of_calls
+            exchange,
+            case,
+            signing,
+            self._regime.terms,
+            self._approvals,
+            self._record,
+            self._witness,
+            of_calls,
+            aside=self._aside.run,
         )
         holding.warm()
         return holding

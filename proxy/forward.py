@@ -14,6 +14,7 @@ import aiohttp
 import structlog
 
 from proxy import http
+from proxy.aside import Aside
 from proxy.block import Holding
 from proxy.blocking import Answering, Blocking
 from proxy.dialects import HELD
@@ -24,27 +25,26 @@ from proxy.http import Receive, Refusal, Scope, Send
 from proxy.inject import Injection, Removal
 from proxy.keys import ClientKeys
 from proxy.metrics import Metrics
-from proxy.passage import Passage, capture
+from proxy.passage import Passage
 from proxy.paths import Denied
 from proxy.pool import Body, Pool
-from proxy.reading import DIALECTS, MAX_EDITED, Reading
+from proxy.reading import MAX_EDITED, Reading, is_large
+from proxy.recording import Recording
 from proxy.regime import Regime
 from proxy.routes import Routes
 from proxy.settings import Settings
-from proxy.upload import ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
-from shadow.exchange import Dialect, Request
-from shadow.mirror import Capture
+from proxy.upload import LEAVING, ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
+from shadow.exchange import Dialect
 from shadow.tasks import Tasks
 from shadow.wire import dialects
 
 log = structlog.get_logger("counterproof.door")
 
-_EDIT_ASIDE = 1024 * 1024  # a body larger than this is edited in a thread
+_EDIT_ASIDE = 2 * 1024 * 1024  # a body larger than this is edited in a thread; that much takes about 2 ms
 # Answers that say "not now", and nothing of what was injected.
 _NOT_NOW = frozenset({408, 425, 429, 502, 503, 504})
 _READ_IN_VAIN = 64 * 1024  # a longer body of a request that is refused by its head is not waited for
 _SEEN_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1"})  # in which calls are written alike
-_CLIENT_LEFT = 499  # the status in metrics of an answer that nobody was left to read
 
 
 class _OutgrownError(Exception):
@@ -55,7 +55,7 @@ class Forwarder:
     """The data port's app. `open` before the first request, `close` after the last."""
 
     def __init__(
-        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking
+        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking, aside: Aside
     ) -> None:
         self._listen = settings.listen
         self._most = int(settings.listen.max_body_bytes)
@@ -64,7 +64,9 @@ class Forwarder:
         self._keys = ClientKeys([(key.name, key.digest) for key in settings.client_keys])
         self._routes = routes
         self._metrics, self._regime = metrics, regime
-        self._reading = Reading(settings, routes, metrics, regime, blocking)
+        self._aside = aside
+        self._reading = Reading(settings, routes, metrics, regime, blocking, self._aside)
+        self._recording = Recording(self._reading, metrics)
         self._pool = Pool()
         self._tasks = Tasks("door")
         self._guards = Guards(self._tasks)
@@ -74,12 +76,14 @@ class Forwarder:
     async def open(self) -> None:
         """Makes the connection pool; needs a running loop."""
         self._loop = asyncio.get_running_loop()
+        self._aside.open()
         await self._pool.open()
 
     async def close(self) -> None:
         """Ends what is under way and all connections."""
         await self._tasks.close()
         await self._pool.close()
+        self._aside.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -95,7 +99,10 @@ class Forwarder:
                 await self._serve(passage, receive, send)
         finally:
             self.in_flight -= 1
-            self._record(passage)
+            if passage.later is not None and is_large(passage):
+                await self._recording.read_and_record(passage, passage.later)
+            else:
+                self._recording.record(passage, time.monotonic())
 
     def _refusal(self, scope: Scope, heads: dict[bytes, bytes]) -> Refusal | None:
         """Why a request is not served, by its head alone."""
@@ -117,7 +124,8 @@ class Forwarder:
         self._reading.turned_away(passage, refusal, client or "")
 
     async def _serve(self, passage: Passage, receive: Receive, send: Send) -> None:
-        upload = Upload(receive, most=self._most, silence=self._listen.read_timeout)
+        silence, leaving = self._listen.read_timeout, passage.scope.get(LEAVING)
+        upload = Upload(receive, most=self._most, silence=silence, leaving=leaving)
         guard = Guard(passage, upload, self._loop)
         try:
             await self._reading.read(passage, upload)
@@ -199,7 +207,7 @@ class Forwarder:
 
     async def _ask_plainly(self, passage: Passage, problem: str | None) -> aiohttp.ClientResponse:
         passage.injection, passage.copied = None, 0
-        passage.copy, passage.problem = None if problem else [], problem
+        passage.copy, passage.problem = [] if passage.sampled and not problem else None, problem
         return await self._send(passage, passage.body)
 
     async def _send(self, passage: Passage, body: Body) -> aiohttp.ClientResponse:
@@ -221,7 +229,7 @@ class Forwarder:
         if not 200 <= response.status < 600:  # no status of an answer (101: nobody asked for another protocol)
             response.close()
             raise aiohttp.ClientPayloadError("an answer of no known kind")
-        passage.sse = response.headers.get("content-type", "").startswith("text/event-stream")
+        passage.sse = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         return response
 
     async def _relay(self, passage: Passage, response: aiohttp.ClientResponse, whole: bytes | None, send: Send) -> None:
@@ -342,7 +350,7 @@ class Forwarder:
         if injection is None:
             return body, body
         if len(body) > _EDIT_ASIDE:
-            edited = await asyncio.to_thread(injection.nulls.apply, body)
+            edited = await self._aside.run(injection.nulls.apply, body)
         else:
             edited = injection.nulls.apply(body)
         return body, body if edited is None else edited
@@ -374,59 +382,6 @@ class Forwarder:
         if not passage.answered:
             passage.status, passage.request, passage.later = refusal.status, None, None
             await _in_dialect(passage, refusal).answer(send, passage.id, passage.mode.encode())
-
-    # --- the record -------------------------------------------------------------------------------------------
-
-    def _record(self, passage: Passage) -> None:
-        """Counts the request and hands it to the mirror; whatever fails there, the answer has been given."""
-        now = time.monotonic()
-        try:
-            if passage.later is not None:
-                self._reading.understand(passage, passage.later)
-            self._count(passage, now)
-            self._cover(passage)
-            if passage.answered and passage.unread:
-                passage.to.mirror.skip("too_large")
-            elif passage.answered and passage.request is not None:
-                self._offer(passage, passage.request)
-        except Exception as error:  # noqa: BLE001  (nothing of the record may break the primary path)
-            log.error("an exchange was not recorded", exchange=passage.id, error=type(error).__name__)
-
-    def _captured(self, passage: Passage, request: Request) -> Capture:
-        case = passage.holding.case if passage.holding else self._reading.case(passage, request)
-        return capture(passage, request, case)
-
-    def _cover(self, passage: Passage) -> None:
-        """Counts who looks at the calls of this request's answer, if its path has any."""
-        dialect = DIALECTS.get(passage.scope["path"])
-        if dialect is None or passage.scope["method"] != "POST":
-            return
-        if passage.holding is not None:
-            coverage = "held"
-        elif passage.request is not None:
-            coverage = "mirrored" if passage.sampled else "sampled_out"
-        else:
-            coverage = "off" if passage.mode == "off" else "unread"
-        self._metrics.covered(dialect.value, coverage)
-
-    def _count(self, passage: Passage, now: float) -> None:
-        self._metrics.request(
-            dialect=passage.request.dialect.value if passage.request else "other",
-            model=passage.request.model if passage.request else "",
-            code=_CLIENT_LEFT if passage.problem == "client_left" else passage.status,
-            stream=passage.sse,
-            upstream=passage.waited,
-            total=now - passage.began,
-            first_byte=passage.first_byte - passage.began if passage.first_byte else None,
-        )
-
-    def _offer(self, passage: Passage, request: Request) -> None:
-        """Hands an answered exchange over, or counts it as out of the sample."""
-        if not passage.sampled:
-            passage.to.mirror.leave_out()
-            return
-        size = passage.copied + (len(passage.body) if isinstance(passage.body, bytes) else 0)
-        passage.to.mirror.offer(passage.id, size, lambda: self._captured(passage, request))
 
 
 def _in_dialect(passage: Passage, refusal: Refusal) -> Refusal:

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import orjson
 import structlog
 
 from proxy import refusal
@@ -13,16 +14,44 @@ from proxy.approvals import Answer, Approval, Approvals
 from proxy.audit import AuditError, Witness, engine
 from proxy.switch import Mode
 from proxy.together import Together
+from shadow.choice import ChoiceReport
 from shadow.countersign import Countersigning
 from shadow.exchange import Choice, Request
 from shadow.judge import Case, Judged
-from validators import ToolCall, Word
+from shadow.reference import TOO_LATE
+from validators import Finding, ToolCall, Word
 from validators.decision import Opinion, Verdict
 from validators.policy import Action
 
 log = structlog.get_logger("counterproof.block")
 
-_ASIDE = 16_384  # characters of arguments; more of them are checked in a thread: it may take 0.1 s for each call
+# More of these are checked in a thread: any call may take 0.1 s, by its arguments, its tool's schema or the rules.
+_ASIDE = 16_384  # characters of arguments, and four times those of the schemas
+_ASIDE_CALLS = 8
+
+
+Aside = Callable[[Callable[[Sequence[ToolCall]], list[Finding]], Sequence[ToolCall]], Awaitable[list[Finding]]]
+"""Has calls checked in a thread."""
+
+
+def takes_long(request: Request, calls: Sequence[ToolCall]) -> bool:
+    """Whether checking calls may take longer than an event loop is to wait, by what is told without checking them."""
+    if len(calls) > _ASIDE_CALLS:
+        return True
+    schemas = {tool["name"]: tool.get("parameters") for tool in request.tools}
+    work = sum(len(call.arguments) for call in calls)
+    for call in calls:
+        if work <= _ASIDE and schemas.get(call.name):
+            work += 4 * _size(schemas[call.name])
+    return work > _ASIDE
+
+
+def _size(schema: Any) -> int:
+    """Bytes of a schema's JSON; of one that cannot be written at once, more than are checked at once."""
+    try:
+        return len(orjson.dumps(schema))
+    except TypeError:
+        return _ASIDE
 
 
 class Record(Protocol):
@@ -66,6 +95,7 @@ class Judging:
         witness: Witness,
         modes: Callable[[str], Mode] = lambda _tool: "block",
         clock: Callable[[], float] = time.monotonic,
+        aside: Aside = asyncio.to_thread,
     ) -> None:
         self.exchange, self.case, self.signing = exchange, case, signing
         self.together = Together().free()
@@ -73,7 +103,7 @@ class Judging:
         self.leaving: set[int] = set()  # the places whose calls are being recorded as going out
         self._told: set[int] = set()  # the places that are recorded
         self._approvals, self._record, self._witness = approvals, record, witness
-        self._modes, self._clock = modes, clock
+        self._modes, self._clock, self._aside = modes, clock, aside
         self._ways: dict[str, str] = {}  # how each reference was asked
 
     async def judge(self, place: int, choice: Choice) -> Fate:
@@ -106,8 +136,8 @@ class Judging:
 
     async def _verdict(self, choice: Choice) -> Verdict:
         calls = choice.calls
-        large = sum(len(call.arguments) for call in calls) > _ASIDE
-        own = await asyncio.to_thread(self.case.own, calls) if large else self.case.own(calls)
+        long = takes_long(self.case.request, calls)
+        own = await self._aside(self.case.own, calls) if long else self.case.own(calls)
         asked = self.signing.references if self.case.policy.agree else []
         opinions = {r.name: Opinion(r.name, twin=False, findings=None) for r in asked}
 
@@ -122,18 +152,24 @@ class Judging:
             while verdict is None and waits and (left := deadline - self._clock()) > 0:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    name, report = waits.pop(task).name, task.result()
-                    self._ways[name] = way = report.ways[0] if report.ways else ""
-                    opinions[name] = Opinion(
-                        name, twin=False, findings=tuple(report.findings), calls=report.reference_calls, way=way
-                    )
+                    name = waits.pop(task).name
+                    opinions[name] = self._opinion(name, task.result())
                 verdict = decide()
+            if verdict is None:  # that its calls are others counts, though there was no time to tell why
+                for reference in waits.values():
+                    if report := self.signing.so_far(reference, choice):
+                        opinions[reference.name] = self._opinion(reference.name, report)
         finally:
+            why = TOO_LATE if self._clock() >= deadline else None
             for task in waits:
-                task.cancel()
+                task.cancel(why)
         verdict = verdict or decide(expired=True)
         assert verdict is not None  # who has not answered will not
         return verdict
+
+    def _opinion(self, name: str, report: ChoiceReport) -> Opinion:
+        self._ways[name] = way = report.ways[0] if report.ways else ""
+        return Opinion(name, twin=False, findings=tuple(report.findings), calls=report.reference_calls, way=way)
 
     # --- what becomes of it -----------------------------------------------------------------------------------
 

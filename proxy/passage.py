@@ -23,9 +23,9 @@ class Passage:
     """One request on its way: what was read of it, and the clocks (monotonic seconds, `began_at` epoch).
 
     `modes` are those that it began with, and `mode` is its own of them: the strongest until its model is known.
-    `request` is None where it is not understood, `unread` says that it was too large for that, `later` that it is read
-    once it is answered; `copy` is the answer so far, None where none is kept, and `problem` says why. `keeping` keeps
-    a held answer from being fetched elsewhere.
+    `request` is None where it is not understood, `unread` says that it was too large for that (in bytes or values),
+    `later` that it is read once it is answered; `copy` is the answer so far, None where none is kept, and `problem`
+    says why. `keeping` keeps a held answer from being fetched elsewhere.
     """
 
     scope: Scope

@@ -1,6 +1,5 @@
 """What the door reads of a request before it passes it on: whose it is, what is put in, and whether it is held."""
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -9,11 +8,12 @@ import orjson
 import structlog
 
 from proxy import http
+from proxy.aside import Aside
 from proxy.blocking import UNVERIFIABLE, Blocking
 from proxy.dialects import HELD
 from proxy.gates.stored import WITHHELD, Keeping, Withheld
 from proxy.http import Refusal
-from proxy.inject import plan
+from proxy.inject import Injection, plan
 from proxy.metrics import Metrics
 from proxy.passage import Passage
 from proxy.paths import segments
@@ -33,15 +33,25 @@ DIALECTS = {path: dialect for dialect, path in dialects.PATHS.items()}
 
 MAX_EDITED = 256 * 1024 * 1024  # an answer that must be edited whole is not held beyond this
 _WITHHELD_S = 30 * 86400.0
-_ASIDE = 1024 * 1024  # a body larger than this is parsed in a thread
+_ASIDE = 256 * 1024  # a body larger than this is read in a thread
+# A thread alone does not help: the parser keeps the interpreter to itself until it is done, and that is a matter of how
+# many objects it makes. So many, counted by what begins them (inside texts too), take it 20 to 80 ms.
+_MOST_VALUES = 250_000
+_MOST_TOOLS = 10_000  # they are gone through several times, on the loop
+_COUNTED_AT_ONCE = 1024 * 1024
+
+
+class _TooLargeError(Exception):
+    """A request is too large to be read here, by its bytes or by what they hold."""
 
 
 class Reading:
     """Reads requests, and keeps in mind which answers were withheld."""
 
     def __init__(
-        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking
+        self, settings: Settings, routes: Routes, metrics: Metrics, regime: Regime, blocking: Blocking, aside: Aside
     ) -> None:
+        self._aside = aside
         self._most = int(settings.listen.max_body_bytes)
         self._conversation_header = (settings.conversation.header or "").lower().encode()
         self._copy_limit = int(settings.mirror.max_body_bytes)
@@ -100,10 +110,16 @@ class Reading:
             passage.refused = await self._builds_on_withheld(whole, passage.heads)
         if dialect is not None and self._can_wait(passage):
             passage.later, passage.copy = dialect, []
+        elif dialect is not None and whole is not None and len(whole) > _ASIDE:
+            await self.understand_aside(passage, dialect)
         elif dialect is not None:
             self.understand(passage, dialect)
         if self._routes.by_model and whole is not None:
-            passage.to = self._routes.pick(passage.request.model if passage.request else model_of(whole))
+            if passage.request is not None:
+                model = passage.request.model
+            else:
+                model = await self._aside.run(model_of, whole) if len(whole) > _ASIDE else model_of(whole)
+            passage.to = self._routes.pick(model)
 
     def _can_wait(self, passage: Passage) -> bool:
         """Whether a request can be read once it is answered: nothing could be put in now, and nothing is held."""
@@ -113,38 +129,66 @@ class Reading:
 
     def understand(self, passage: Passage, dialect: Dialect) -> None:
         """Reads the request and decides what is put in. Broken JSON is the primary's business, and no shadow's."""
-        if passage.heads.get(b"content-encoding"):
-            return
-        body = passage.body
-        if not isinstance(body, bytes) or len(body) > self._copy_limit:
+        try:
+            if (read := self._read(passage, dialect)) is not None:
+                request, conversation = read
+                if self._plan(passage, request, conversation):
+                    passage.injection = self._injection(passage, request)
+        except _TooLargeError:
             passage.unread = True
-            return
+        except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
+            _not_understood(passage, error)
+
+    async def understand_aside(self, passage: Passage, dialect: Dialect) -> None:
+        """As `understand`, for what takes its time: others do not wait for it. The passage is written to here only."""
+        try:
+            if (read := await self._aside.run(self._read, passage, dialect)) is not None:
+                request, conversation = read
+                if self._plan(passage, request, conversation):
+                    passage.injection = await self._aside.run(self._injection, passage, request)
+        except _TooLargeError:
+            passage.unread = True
+        except Exception as error:  # noqa: BLE001  (likewise)
+            _not_understood(passage, error)
+        finally:
+            passage.later = None
+
+    def _read(self, passage: Passage, dialect: Dialect) -> tuple[Request, str] | None:
+        """The request and its conversation's key, None where it is not understood. In any thread.
+
+        Raises:
+            _TooLargeError: it is too large for that.
+        """
+        if passage.heads.get(b"content-encoding"):
+            return None
+        body = passage.body
+        if not isinstance(body, bytes) or len(body) > self._copy_limit or (len(body) > _ASIDE and _is_wide(body)):
+            raise _TooLargeError
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
-            return
+            return None
         if not isinstance(value, dict):
-            return
-        try:
-            self._plan(passage, dialects.request_of(dialect, value), body)
-        except Exception as error:  # noqa: BLE001  (whatever a client wrote, it still gets the primary's answer)
-            passage.request = passage.injection = passage.copy = None
-            log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)
-
-    def _plan(self, passage: Passage, request: Request, body: bytes) -> None:
-        """Whether this exchange is in the sample, and what is put into it."""
+            return None
+        if len(body) > _ASIDE and isinstance(tools := value.get("tools"), list) and len(tools) > _MOST_TOOLS:
+            raise _TooLargeError
+        request = dialects.request_of(dialect, value)
         header = self._conversation_header
         named = passage.heads.get(header) if header else None
+        return request, conversation_key(request, named.decode("latin-1") if named else None)
+
+    def _plan(self, passage: Passage, request: Request, conversation: str) -> bool:
+        """Whether this exchange is in the sample and is held; says whether something may be put into it."""
         passage.to = self._routes.pick(request.model)
         mode = passage.modes.mode_for(request.model)
         if passage.later is None:
             passage.mode = mode
         if mode == "off":
-            return
+            return False
         passage.request = request
         mirror = passage.to.mirror
-        passage.conversation = conversation_key(request, named.decode("latin-1") if named else None)
-        passage.sampled = mirror.wants(request, passage.conversation)
+        passage.conversation = conversation
+        passage.sampled = mirror.wants(request, conversation)
         if not request.tells_tokens:
             passage.built_in = dialects.built_in(request)
             for kind in passage.built_in:
@@ -154,20 +198,25 @@ class Reading:
             passage.holding = self._blocking.begin(passage.id, self.case(passage, request), mirror, passage.modes)
             passage.keeping = Keeping(self.withheld) if request.dialect is Dialect.RESPONSES else None
         if passage.later is not None or not (passage.sampled or held):
-            return
+            return False
         passage.copy = [] if passage.sampled else None
-        if mirror.ready or (held and mirror.references and request.tool_choice != "none"):
-            can, level = mirror.primary.can, passage.to.level(request.dialect, request.model)
-            k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
-            keeps = can is None or can.keeps_responses is not False
-            passage.injection = plan(request, body, level, k, room=MAX_EDITED, longest=longest, keeps_responses=keeps)
+        return mirror.ready or bool(held and mirror.references and request.tool_choice != "none")
+
+    def _injection(self, passage: Passage, request: Request) -> Injection | None:
+        """What is put in. In any thread."""
+        body, can = passage.body, passage.to.mirror.primary.can
+        assert isinstance(body, bytes)  # it was read
+        level = passage.to.level(request.dialect, request.model)
+        k, longest = (can.max_logprobs, can.max_model_len) if can else (0, None)
+        keeps = can is None or can.keeps_responses is not False
+        return plan(request, body, level, k, room=MAX_EDITED, longest=longest, keeps_responses=keeps)
 
     async def _builds_on_withheld(self, body: bytes, heads: Mapping[bytes, bytes]) -> bool:
         """Whether a request goes on from a response that was withheld; one that cannot be read here may."""
         if heads.get(b"content-encoding", b"identity") != b"identity":
             return True
         try:  # as servers read it: NaN, and other encodings than UTF-8
-            sent = await asyncio.to_thread(json.loads, body) if len(body) > _ASIDE else json.loads(body)
+            sent = await self._aside.run(json.loads, body) if len(body) > _ASIDE else json.loads(body)
         except (ValueError, RecursionError):
             return False  # no server makes anything of it
         before = sent.get("previous_response_id") if isinstance(sent, dict) else None
@@ -177,3 +226,24 @@ class Reading:
         """The request under the rulebook that is in force now."""
         body = passage.body if isinstance(passage.body, bytes) else b""
         return self._blocking.case(request, body, passage.to.mirror, passage.conversation, passage.heads)
+
+
+def is_large(passage: Passage) -> bool:
+    """Whether reading a passage's request takes so long that it is done aside."""
+    return isinstance(passage.body, bytes) and len(passage.body) > _ASIDE
+
+
+def _is_wide(body: bytes) -> bool:
+    """Whether JSON may hold more values than are made objects of here."""
+    count = 0
+    for start in range(0, len(body), _COUNTED_AT_ONCE):  # others have their turn in between
+        end = start + _COUNTED_AT_ONCE
+        count += body.count(b"{", start, end) + body.count(b"[", start, end) + body.count(b'":', start, end)
+        if count > _MOST_VALUES:
+            return True
+    return False
+
+
+def _not_understood(passage: Passage, error: Exception) -> None:
+    passage.request = passage.injection = passage.copy = None
+    log.error("a request was not understood", exchange=passage.id, error=type(error).__name__)

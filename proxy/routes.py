@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 import aiohttp
-import orjson
+import msgspec
 from yarl import URL
 
 from proxy.inject import Level
@@ -87,11 +87,16 @@ class Routes:
         return self.pick(path.removeprefix("/v1/models/")) if path.startswith("/v1/models/") else self.default
 
 
+class _Named(msgspec.Struct):
+    model: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_NAMED, _TEXT = msgspec.json.Decoder(_Named), msgspec.json.Decoder(str)
+
+
 def model_of(body: bytes) -> str:
-    """The model that a JSON request names, "" where it names none."""
+    """The model that a JSON request names, "" where it names none. Nothing else of it is made an object."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return _TEXT.decode(_NAMED.decode(body).model)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return ""
-    model = value.get("model") if isinstance(value, dict) else None
-    return model if isinstance(model, str) else ""

@@ -93,26 +93,37 @@ def told(dialect: Dialect, k: int = TOP_K) -> dict[str, Any]:
     return ids | ({"logprobs": k} if dialect is Dialect.COMPLETIONS else {"logprobs": True, "top_logprobs": k})
 
 
-def continuation(request: Request, model: str, history: Sequence[int], *, used: int, expected: int) -> dict[str, Any]:
+def room(expected: int, longest: int | None) -> int:
+    """How many tokens a reference may write where the client set no limit: a call that never closes ends, too.
+
+    Twice what is `expected` and a margin, but no more than its context of `longest` tokens: an engine cuts a limit down
+    to what is left beside the prompt, and refuses one that is larger than all its context.
+    """
+    wanted = 2 * expected + 256
+    return wanted if longest is None else min(wanted, longest)
+
+
+def continuation(
+    request: Request, model: str, history: Sequence[int], *, used: int, expected: int, longest: int | None = None
+) -> dict[str, Any]:
     """A chat request that goes on from `history` (prompt ids and the output before the call).
 
-    `used` output tokens are already spent of the client's own limit; where it set none, the reference may write twice
-    the `expected` tokens and a margin, so that a call that never closes ends.
+    `used` output tokens are already spent of the client's own limit; where it set none, there is `room`.
     """
     body = allowed(request, model)
     limit = client_limit(request)
     for spent in ("max_completion_tokens", "truncate_prompt_tokens"):
         body.pop(spent, None)
-    body["max_tokens"] = max(1, limit - used) if limit is not None else 2 * expected + 256
+    body["max_tokens"] = max(1, limit - used) if limit is not None else room(expected, longest)
     if isinstance(body.get("min_tokens"), int):
         body["min_tokens"] = max(0, body["min_tokens"] - used)
     return body | {"kv_transfer_params": {"prompt_token_ids": list(history)}}
 
 
-def repetition(request: Request, model: str, *, expected: int) -> dict[str, Any]:
-    """The whole request again; where the client set no limit, with room for twice the `expected` tokens."""
+def repetition(request: Request, model: str, *, expected: int, longest: int | None = None) -> dict[str, Any]:
+    """The whole request again; where the client set no limit, there is `room`."""
     body = allowed(request, model)
-    return body if client_limit(request) is not None else body | {"max_tokens": 2 * expected + 256}
+    return body if client_limit(request) is not None else body | {"max_tokens": room(expected, longest)}
 
 
 def warming(request: Request, model: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ async def discover(engine: Engine, *, reference: bool = True) -> Capabilities:
         EngineError: the engine is not there, broken, or serves no model of the configured name.
     """
     model, max_len = await served_model(engine)
-    engine.model = model
+    engine.model, engine.longest = model, max_len
     version = await _tried(engine.get("/version"))
     metrics = await _tried(engine.get("/metrics"))
     cache = cache_info((metrics or b"").decode("utf-8", "replace"))

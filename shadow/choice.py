@@ -4,15 +4,18 @@ import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 
 from shadow import compare
 from shadow.capabilities import Capabilities
 from shadow.divergence import NEAR_TIE_NATS, Basis, Position, PrimaryView, compare_positions, flips, primary_view
 from shadow.engine import Engine
-from shadow.errors import EngineError
+from shadow.errors import EngineError, Garbage
 from shadow.exchange import Choice, Continuation, Dialect, Region, Request, TopK
 from shadow.regions import CallStart, call_start, regions
 from validators import Finding, ToolCall, Word
+
+log = structlog.get_logger("counterproof.choice")
 
 MAX_PROBES = 512
 """At most so many positions of a choice are probed: each costs the engine up to one block of tokens."""
@@ -25,7 +28,8 @@ class ChoiceReport:
     `positions` are those that were compared; `ways` says how (`score`, `probe`, `continue`, `replay`); `findings` has
     one entry per call of either side; `texts` are the reference's texts of flipped ids (content);
     `reference_calls` are the reference's own calls from `start` (content), `own` the continuation that holds them.
-    `not_comparable` is the reason why nothing could be compared.
+    `not_comparable` is the reason why nothing could be compared. `failed` is what the engine failed with before it told
+    why its calls are others: what it said counts all the same.
     """
 
     index: int
@@ -39,6 +43,7 @@ class ChoiceReport:
     reference_calls: tuple[ToolCall, ...] = ()
     own: Continuation | None = None
     not_comparable: str | None = None
+    failed: EngineError | None = None
 
 
 def on_the_prompt_alone(request: Request, choice: Choice, own: Choice) -> bool:
@@ -68,22 +73,35 @@ class ChoiceExaminer:
         self.forced: tuple[int, TopK] | None = None
 
     async def run(self) -> None:
-        """Asks, and compares off the event loop: long answers and large calls take their time."""
+        """Asks, and compares off the event loop: long answers and large calls take their time.
+
+        An engine that could not force the tokens may still say its own call, as it would where a client waits for it.
+        """
         report, choice = self.report, self.choice
         report.prompt_tokens = len(self.prompt)
         if choice.calls:
             report.start = await asyncio.to_thread(call_start, choice) or await self._start_by_detokenizing()
         view = await asyncio.to_thread(self._view)
-        if (scored := await self._force()) is not None:
+        try:
+            scored = await self._force()
+        except EngineError as error:
+            if not choice.calls or isinstance(error, Garbage):  # who tells nonsense of tokens is not believed in calls
+                raise
+            scored, report.failed = None, error
+        if scored is not None:
             await asyncio.to_thread(self._compare, view, *scored)
         own = await self._own_answer()
         if own is not None:
             await asyncio.to_thread(self._conclude, view, own)
         elif choice.calls and not report.findings:
-            report.findings = compare.unverified(choice.calls, "no_way_to_ask")
+            reason = "no_way_to_ask" if report.failed is None else report.failed.reason
+            report.findings = compare.unverified(choice.calls, reason)
 
     async def run_calls(self) -> None:
-        """Asks for the reference's own call, and compares tokens only where it is another one."""
+        """Asks for the reference's own call, and compares tokens only where it is another one.
+
+        That it is another one is known, and said, before tokens tell why: what fails then takes nothing of it back.
+        """
         report, choice = self.report, self.choice
         report.prompt_tokens = len(self.prompt)
         report.start = call_start(choice) or await self._start_by_detokenizing()
@@ -91,11 +109,17 @@ class ChoiceExaminer:
         if own is None:
             report.findings = report.findings or compare.unverified(choice.calls, "no_way_to_ask")
             return
-        report.findings = compare.judge_calls(choice.calls, own.calls, differing=Word.MISMATCH, policy=self.policy)
+        self._judge(own)
         if all(finding.word in {Word.MATCH, Word.EQUIVALENT} for finding in report.findings):
             return
         view = await asyncio.to_thread(self._view)
-        if (forced := await self._force_call()) is not None:
+        try:
+            forced = await self._force_call()
+        except EngineError as error:
+            report.failed = error
+            log.warning("nobody tells why a call differs", shadow=self.engine.name, reason=error.reason)
+            return
+        if forced is not None:
             await asyncio.to_thread(self._compare, view, *forced)
         await asyncio.to_thread(self._conclude, view, own)
 
@@ -105,8 +129,7 @@ class ChoiceExaminer:
         if "continue" not in self.report.ways:  # on another history there is nothing to explain
             return None
         if "probe" in self.can.ways and len(self.output) - start <= MAX_PROBES:
-            self.report.ways.append("probe")
-            return start, await self.engine.probe(self.prompt, self.output, start)
+            return start, await self._probe(start)
         return await self._score() if "score" in self.can.ways else None
 
     def _view(self) -> PrimaryView:
@@ -126,8 +149,12 @@ class ChoiceExaminer:
             exact = compare_positions(view, self._until_divergence(own.top, own), start=self._anchor(), masked=True)
             better = {p.index: p for p in exact if p.basis is Basis.CONSTRAINED}
             self.report.positions = [better.get(p.index, p) for p in self.report.positions]
-        if not self.choice.calls and not own.calls:
-            return
+        if self.choice.calls or own.calls:
+            self._judge(own)
+
+    def _judge(self, own: Choice) -> None:
+        """The calls, and the word for other ones by what is known of the tokens: `mismatch` where that is nothing."""
+        shared = "continue" in self.report.ways
         if shared and not self.request.tells_tokens and not self.request.asks_greedy:
             # The dialect tells no logprobs: whether another call was sampled or chosen, nobody knows.
             word, reason = Word.UNVERIFIED, "no_logprobs"
@@ -153,19 +180,21 @@ class ChoiceExaminer:
         start = 0 if len(self.output) <= MAX_PROBES else (self.report.start.index if self.report.start else None)
         if start is None or len(self.output) - start > MAX_PROBES:
             return None
+        return start, await self._probe(start)
+
+    async def _probe(self, start: int) -> TopK:
+        top = await self.engine.probe(self.prompt, self.output, start)
         self.report.ways.append("probe")
-        return start, await self.engine.probe(self.prompt, self.output, start)
+        return top
 
     async def _score(self) -> tuple[int, TopK]:
         """Scoring needs room for one token more: the last position of a full context is probed, or left out."""
-        self.report.ways.append("score")
         limit = self.can.max_model_len
-        if limit is None or len(self.prompt) + len(self.output) < limit:
-            return 0, await self.engine.score(self.prompt, self.output)
-        top = await self.engine.score(self.prompt, self.output[:-1])
-        if "probe" in self.can.ways:
-            self.report.ways.append("probe")
-            top = top.then(await self.engine.probe(self.prompt, self.output, len(self.output) - 1))
+        full = limit is not None and len(self.prompt) + len(self.output) >= limit
+        top = await self.engine.score(self.prompt, self.output[:-1] if full else self.output)
+        self.report.ways.append("score")
+        if full and "probe" in self.can.ways:
+            top = top.then(await self._probe(len(self.output) - 1))
         return 0, top
 
     def _anchor(self) -> int:

@@ -11,13 +11,14 @@ import orjson
 from shadow.exchange import Dialect, Request
 
 _PROMPT_START = 256  # characters of a completions prompt that identify it while it grows
+_LONGEST_OPENING = 1000  # messages
 
 
 def conversation_key(request: Request, header: str | None) -> str:
     """A stable key of the conversation: the configured header's value, else what the conversation began with.
 
-    For chat that is everything up to and including the first user message (later turns repeat it), for completions
-    the prompt's first 256 characters or ids. The key is a hash: it holds no content.
+    For chat that is everything up to and including the first user message (later turns repeat it), at most
+    1,000 messages; for completions the prompt's first 256 characters or ids. The key is a hash: it holds no content.
     """
     if header:
         return _hash(b"header:" + header.encode("utf-8", "surrogateescape"))
@@ -30,7 +31,9 @@ def conversation_key(request: Request, header: str | None) -> str:
 
 def _opening(messages: object) -> list[object]:
     opening: list[object] = []
-    for message in messages if isinstance(messages, list) else ():
+    if not isinstance(messages, list):
+        return opening
+    for message in messages if len(messages) <= _LONGEST_OPENING else messages[:_LONGEST_OPENING]:
         opening.append(message)
         if isinstance(message, dict) and message.get("role") == "user":
             break

@@ -1,5 +1,6 @@
 """One exchange's references while its client waits: warmed, asked before the call is whole, listened to when it is."""
 
+import functools
 from collections.abc import Sequence
 
 import structlog
@@ -31,11 +32,12 @@ class Countersigning:
         self._request, self.primary = request, primary
         self._tasks = Tasks("countersign")
         self._begun: dict[tuple[str, int], tuple[int | None, Wait[Choice | None]]] = {}
+        self._reports: dict[tuple[str, int], ChoiceReport] = {}
 
     def warm(self) -> None:
         """The request has arrived: its prompt is read by every reference while the primary answers."""
         for reference in self._fit():
-            self._tasks.start(f"warm:{reference.name}", _quietly(reference.peer.engine, self._request))
+            self._tasks.start(f"warm:{reference.name}", _quietly(reference.peer.urgent, self._request))
 
     def begin(self, choice: Choice) -> None:
         """Some of a choice's tokens are no text: the references go on from there, before anybody knows of a call.
@@ -57,13 +59,13 @@ class Countersigning:
                 continue
             if begun is not None:
                 begun[1].cancel()
-            work = _continue(reference.peer.engine, self._request, history, start)
+            work = _continue(reference.peer.urgent, self._request, history, start)
             self._begun[key] = (start, self._tasks.start(f"continue:{reference.name}", work))
 
     def _begin_replay(self, index: int) -> None:
         for reference in self._fit():
             if (reference.name, index) not in self._begun:
-                work = _replay(reference.peer.engine, self._request)
+                work = _replay(reference.peer.urgent, self._request)
                 task = self._tasks.start(f"replay:{reference.name}", work)
                 self._begun[reference.name, index] = (None, task)
 
@@ -84,13 +86,19 @@ class Countersigning:
             self._begun.pop(key)[1].cancel()
 
     def ask(self, reference: Reference, choice: Choice, policy: PolicyOf) -> Wait[ChoiceReport]:
-        """What a reference says of a choice that is whole."""
-        return self._tasks.start(f"ask:{reference.name}", self._ask(reference, choice, policy))
+        """What a reference says of a choice that is whole; whoever waits no longer cancels it with `TOO_LATE`."""
+        report = self._reports[reference.name, choice.index] = ChoiceReport(choice.index, calls=choice.calls)
+        return self._tasks.start(f"ask:{reference.name}", self._ask(reference, choice, policy, report))
 
-    async def _ask(self, reference: Reference, choice: Choice, policy: PolicyOf) -> ChoiceReport:
+    def so_far(self, reference: Reference, choice: Choice) -> ChoiceReport | None:
+        """What a reference that is still asked has said of a choice: that its calls are others, and not why."""
+        report = self._reports.get((reference.name, choice.index))
+        return report if report is not None and report.findings else None
+
+    async def _ask(self, reference: Reference, choice: Choice, policy: PolicyOf, report: ChoiceReport) -> ChoiceReport:
         try:
-            ready = await self._ready(reference.name, choice)
-            report = await reference.countersign(self._request, choice, self.primary, policy, ready)
+            ready = functools.partial(self._ready, reference.name, choice)
+            report = await reference.countersign(self._request, choice, self.primary, policy, ready, report)
         except Exception as error:  # noqa: BLE001  (what an engine answers must not keep the others from being heard)
             log.error("a reference could not be heard", shadow=reference.name, error=type(error).__name__)
             findings = compare.unverified(choice.calls, "internal_error")

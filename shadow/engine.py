@@ -1,6 +1,7 @@
 """The client of one engine: asks what `shadow.ask` builds, over one connection pool, at most so much at once."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -47,6 +48,7 @@ class Engine:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.model = endpoint.model or ""
+        self.longest: int | None = None  # tokens of its context, once it was asked
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
         headers = {"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._http = httpx2.AsyncClient(
@@ -61,6 +63,12 @@ class Engine:
     def name(self) -> str:
         """The engine's name in configuration, metrics and ledger."""
         return self.endpoint.name
+
+    def with_slots(self, slots: asyncio.Semaphore) -> Self:
+        """The same engine over the same connections, for whoever must not queue behind what others ask of it."""
+        beside = copy.copy(self)
+        beside._slots = slots  # noqa: SLF001  (its own)
+        return beside
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,7 +157,7 @@ class Engine:
         It keeps the request's grammar and parsers, so its tool calls are parsed by the engine itself. `used` output
         tokens are already spent of the client's limit, `expected` is how many the primary wrote from here.
         """
-        body = ask.continuation(request, self.model, history, used=used, expected=expected)
+        body = ask.continuation(request, self.model, history, used=used, expected=expected, longest=self.longest)
         return await self._chat(body, stream=stream, want_prompt=tuple(history))
 
     async def warm(self, request: Request) -> None:
@@ -165,7 +173,7 @@ class Engine:
         """
         if not request.tells_tokens:
             return await self._replay_elsewhere(request, expected)
-        body = ask.repetition(request, self.model, expected=expected)
+        body = ask.repetition(request, self.model, expected=expected, longest=self.longest)
         if request.dialect is Dialect.COMPLETIONS:
             async with self._slots:
                 answer = answers.read(request.dialect, await self.post("/v1/completions", body), stream=False)
@@ -176,7 +184,7 @@ class Engine:
 
     async def _replay_elsewhere(self, request: Request, expected: int) -> Choice:
         """In the client's own dialect: what the server makes of it is a part of what is compared."""
-        body = dialects.replayed(request, self.model, expected=expected)
+        body = dialects.replayed(request, self.model, room=ask.room(expected, self.longest))
         async with self._slots:
             raw = await self.post(dialects.PATHS[request.dialect], body)
         return self._whole(await asyncio.to_thread(dialects.read, request.dialect, raw, stream=False))

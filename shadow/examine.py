@@ -7,7 +7,7 @@ from shadow.capabilities import Capabilities, LogprobsMode
 from shadow.choice import ChoiceExaminer, ChoiceReport, on_the_prompt_alone
 from shadow.engine import Engine
 from shadow.errors import EngineError, Refused
-from shadow.exchange import Choice, Continuation, Dialect, Exchange, Request
+from shadow.exchange import Answer, Choice, Continuation, Dialect, Exchange, Request
 from validators import Word
 
 
@@ -46,13 +46,18 @@ def not_comparable(exchange: Exchange) -> str | None:
     request, answer = exchange.request, exchange.answer
     if exchange.status >= 400 or answer.problem == "error":
         return "primary_error"
-    if answer.problem is not None:
+    if answer.problem is not None and not any(finished(answer, choice) for choice in answer.choices.values()):
         return answer.problem
     if request.multimodal:
         return "multimodal"
     if request.body.get("use_beam_search") or request.body.get("logprob_token_ids") or request.body.get("echo"):
         return "not_injectable"
     return None
+
+
+def finished(answer: Answer, choice: Choice) -> bool:
+    """Whether a choice came to its end, even if its answer did not: a stream may break off behind one that is whole."""
+    return answer.problem is None or (answer.problem == "truncated" and choice.finish_reason is not None)
 
 
 _REPLAYED = frozenset({"multimodal", "not_injectable", "no_token_ids", "no_prompt_ids", "hidden_reasoning"})
@@ -106,7 +111,8 @@ async def _examine(
     own: Choice | None = None
     for choice in exchange.answer.choices.values():
         report = ChoiceReport(choice.index, calls=choice.calls)
-        report.not_comparable = reason or _choice_reason(request, choice)
+        unfinished = None if finished(exchange.answer, choice) else exchange.answer.problem
+        report.not_comparable = unfinished or reason or _choice_reason(request, choice)
         ready = exchange.continued.get((engine.name, choice.index))
         if _by_replay(request, report.not_comparable):
             own = own or _repeated(ready) or await engine.replay(request, expected=_told_tokens(exchange))
@@ -116,6 +122,8 @@ async def _examine(
         elif choice.calls:
             report.findings = compare.unverified(choice.calls, report.not_comparable)
         result.choices.append(report)
+        if report.failed is not None:
+            raise report.failed
     reasons = [report.not_comparable for report in result.choices]
     if all(reasons):
         result.outcome, result.reason = "not_comparable", reasons[0] or "empty"
@@ -131,17 +139,18 @@ async def countersign(
     primary: Capabilities | None,
     policy: compare.PolicyOf = compare.exact,
     ready: Continuation | None = None,
+    report: ChoiceReport | None = None,
 ) -> ChoiceReport:
     """What one reference says of the calls of a choice, for somebody who waits for it.
 
     Its own call comes first; the call's region is forced only where the two differ, to tell why. `ready` is a
     continuation that was begun while the call was still being written, or an answer of its own: that countersigns the
-    same calls, and says no more where tokens are known to go on from.
+    same calls, and says no more where tokens are known to go on from. `report` is filled as things become known.
 
     Raises:
         EngineError: the engine could not be asked.
     """
-    report = ChoiceReport(choice.index, calls=choice.calls)
+    report = report or ChoiceReport(choice.index, calls=choice.calls)
     report.not_comparable = "multimodal" if request.multimodal else _choice_reason(request, choice)
     own = _repeated(ready)
     if _by_replay(request, report.not_comparable):

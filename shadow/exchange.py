@@ -22,6 +22,7 @@ NO_ID = -1
 """Fills a place in an id array where no token is known."""
 
 _TEXT_PARTS = ("text", "refusal", "thinking")
+_LOOKED_AT = 10_000  # messages and parts of their content
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -229,14 +230,24 @@ class Request:
 
     @property
     def multimodal(self) -> bool:
-        """True where a message holds anything but text: engines ignore prompt ids beside images."""
+        """True where a message holds anything but text: engines ignore prompt ids beside images.
+
+        So is a request of more than 10,000 messages and parts: that many are not looked at.
+        """
         messages = self.body.get("messages")
-        for message in messages if isinstance(messages, list) else ():
+        if not isinstance(messages, list):
+            return False
+        left = _LOOKED_AT - len(messages)
+        for message in messages if left >= 0 else ():
             content = message.get("content") if isinstance(message, dict) else None
-            for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and not _is_text(part):
-                    return True
-        return False
+            if isinstance(content, list):
+                left -= len(content)
+                if left < 0:
+                    break
+                for part in content:
+                    if isinstance(part, dict) and not _is_text(part):
+                        return True
+        return left < 0
 
     @property
     def client_logprobs(self) -> bool:

@@ -176,8 +176,11 @@ class Case:
         return self.own(calls) + wants
 
     def verify_timeout(self, calls: Sequence[ToolCall]) -> float:
-        """Seconds that references have for these calls, from their end on."""
-        return min((self.policy.of(call.name).verify_timeout for call in calls), default=0.0)
+        """Seconds that references have for these calls, from their end on: as long as for the one with most.
+
+        They wait for each other, so that a cheap call takes no time from the check of a dear one.
+        """
+        return max((self.policy.of(call.name).verify_timeout for call in calls), default=0.0)
 
     def settle(self, calls: Sequence[ToolCall], verdict: Verdict, *, released: bool, denied: bool = False) -> None:
         """Remembers what went out, and what did not.
@@ -207,9 +210,12 @@ def _history(request: Request) -> list[ToolCall]:
     messages = request.body.get("messages")
     found: list[ToolCall] = []
     for message in messages if isinstance(messages, list) else ():
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            continue
+        calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             found += _told(call.get("function") if isinstance(call, dict) else None)
+        found += _told(message.get("function_call"))  # the API's older kind
     return found
 
 

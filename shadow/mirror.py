@@ -14,7 +14,7 @@ import structlog
 
 from shadow.compare import PolicyOf, exact
 from shadow.conversation import in_sample
-from shadow.examine import Examination
+from shadow.examine import Examination, finished
 from shadow.exchange import Answer, Continuation, Exchange, Request, Timings
 from shadow.judge import Case, Judged
 from shadow.reference import CIRCUIT_OPEN, Peer, Reference, State
@@ -214,8 +214,9 @@ class Mirror:
         self._sink = sink
         self._clock = clock
         self._tasks = Tasks("mirror")
-        self._intake: asyncio.Queue[tuple[Capture, list[_Line]]] = asyncio.Queue()
+        self._intake: asyncio.Queue[tuple[Capture, int, list[_Line]]] = asyncio.Queue()
         self._lines = [_Line(reference, limits, sink, self._note_idle) for reference in references]
+        self._alone = self._alone_size = 0  # exchanges and bytes that wait for no shadow, only to be judged
         self._idle = asyncio.Event()
         self._idle.set()
         self._closing = False
@@ -257,9 +258,20 @@ class Mirror:
                 self._sink.outcome(line.name, "dropped", dropped)
             else:
                 admitted.append(line)
-        alone = not self._lines and not self._closing and self._intake.qsize() < self._limits.max_queue
+        alone = not self._lines and not self._closing and self._takes_alone(size)
+        if alone:
+            self._count_alone(1, size)
         if admitted or alone:
-            self._intake.put_nowait((capture(), admitted))
+            self._intake.put_nowait((capture(), size, admitted))
+
+    def _takes_alone(self, size: int) -> bool:
+        room = self._alone_size + size <= self._limits.max_queue_bytes
+        return room and self._alone < self._limits.max_queue
+
+    def _count_alone(self, count: int, size: int) -> None:
+        self._alone += count
+        self._alone_size += size
+        self._note_idle()
 
     def leave_out(self) -> None:
         """An exchange that is not in the sample."""
@@ -276,31 +288,39 @@ class Mirror:
     async def _understand(self) -> None:
         """Turns captures into exchanges, one after the other and off the loop, and hands them to the shadows."""
         while True:
-            capture, lines = await self._intake.get()
+            capture, size, lines = await self._intake.get()
             try:
-                exchange, findings, own = await asyncio.to_thread(_read, capture)
-            except Exception as error:  # noqa: BLE001  (bytes from outside: one unreadable answer must not end the mirror)
-                log.error("an exchange was not understood", exchange=capture.id, error=type(error).__name__)
-                for line in lines:
-                    line.end(capture.id, "failed", "not_understood")
-                continue
-            if not in_sample(exchange.conversation, self._rate(exchange)):
-                for line in lines:
-                    line.end(exchange.id, "sampled_out")
-                continue
-            await self._tell(self._sink.exchange, exchange, findings)
-            twins = {line.name for line in self._lines if line.reference.role == "twin"}
-            trial = _Trial(exchange, capture.case, own, twins)
-            trial.left = len(lines)
+                await self._take(capture, lines)
+            finally:
+                if not lines:
+                    self._count_alone(-1, -size)
+
+    async def _take(self, capture: Capture, lines: list[_Line]) -> None:
+        try:
+            exchange, findings, own = await asyncio.to_thread(_read, capture)
+        except Exception as error:  # noqa: BLE001  (bytes from outside: one unreadable answer must not end the mirror)
+            log.error("an exchange was not understood", exchange=capture.id, error=type(error).__name__)
             for line in lines:
-                line.queue.put_nowait(trial)
-            if not lines:
-                await self._conclude(trial)
+                line.end(capture.id, "failed", "not_understood")
+            return
+        if not in_sample(exchange.conversation, self._rate(exchange)):
+            for line in lines:
+                line.end(exchange.id, "sampled_out")
+            return
+        await self._tell(self._sink.exchange, exchange, findings)
+        twins = {line.name for line in self._lines if line.reference.role == "twin"}
+        trial = _Trial(exchange, capture.case, own, twins)
+        trial.left = len(lines)
+        for line in lines:
+            line.queue.put_nowait(trial)
+        if not lines:
+            await self._conclude(trial)
 
     def _rate(self, exchange: Exchange) -> float:
         """The share that an exchange belongs to: by what it holds, or by what it asked for where it is not whole."""
-        whole = exchange.answer.problem is None and exchange.status < 400
-        if whole and not any(choice.calls for choice in exchange.answer.choices.values()):
+        choices = exchange.answer.choices.values()
+        whole = exchange.status < 400 and bool(choices) and all(finished(exchange.answer, c) for c in choices)
+        if whole and not any(choice.calls for choice in choices):
             return self._limits.other
         return self._may_hold_calls(exchange.request) if not whole else self._limits.tool_calls
 
@@ -344,7 +364,7 @@ class Mirror:
                 log.error("a verdict was not recorded", exchange=trial.exchange.id, error=type(error).__name__)
 
     def _note_idle(self) -> None:
-        if any(line.count for line in self._lines):
+        if self._alone or any(line.count for line in self._lines):
             self._idle.clear()
         else:
             self._idle.set()
@@ -371,14 +391,14 @@ class Mirror:
 def _read(capture: Capture) -> tuple[Exchange, list[tuple[int, Finding]], dict[int, list[Finding]]]:
     """The exchange, everything that is found without a reference, and what of it is about each choice's calls."""
     exchange, case = capture.exchange(), capture.case
-    if case is None or capture.to_judge == frozenset() or exchange.answer.problem is not None or exchange.status >= 400:
+    answer = exchange.answer
+    if case is None or answer.problem not in {None, "truncated"} or exchange.status >= 400:
         return exchange, [], {}
     own: dict[int, list[Finding]] = {}
     findings: list[tuple[int, Finding]] = []
-    for index, choice in exchange.answer.choices.items():
-        if capture.to_judge is not None and index not in capture.to_judge:
-            continue
-        if choice.calls:
+    for index, choice in answer.choices.items():
+        unjudged = capture.to_judge is None or index in capture.to_judge
+        if choice.calls and unjudged and finished(answer, choice):
             own[index] = case.own(choice.calls)
             findings += [(index, finding) for finding in own[index]]
         findings += [(index, finding) for finding in case.leaks(choice)]

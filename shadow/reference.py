@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 import structlog
@@ -22,6 +22,8 @@ log = structlog.get_logger("counterproof.reference")
 
 CIRCUIT_OPEN = "circuit_open"
 """Why an exchange was dropped whose shadow failed several times in a row."""
+TOO_LATE = "too late"
+"""What a countersignature is cancelled with where its time has run out: that says something of its engine."""
 
 _CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
 _RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
@@ -47,6 +49,7 @@ class Peer:
 
     def __init__(self, endpoint: Endpoint, *, reference: bool) -> None:
         self.engine = Engine(endpoint)
+        self._urgent = asyncio.Semaphore(endpoint.max_concurrency)
         self.state = State.COLD
         self.can: Capabilities | None = None
         self.why = "not asked yet"
@@ -58,6 +61,11 @@ class Peer:
     def name(self) -> str:
         """The engine's name."""
         return self.engine.name
+
+    @property
+    def urgent(self) -> Engine:
+        """The engine for what a client waits for: as many slots again, so that no mirror's work stands before it."""
+        return self.engine.with_slots(self._urgent)
 
     def suspect(self) -> None:
         """Says that a request just failed to reach the engine: look at it now."""
@@ -186,14 +194,25 @@ class Reference:
         except BaseException:
             self.breaker.abandoned(leave)
             raise
-        self._learn(leave, result)
+        spoke = result.outcome in {"compared", "failed"} or result.reason == Refused.reason
+        self._learn(leave, spoke=spoke, failed=result.reason if result.outcome == "failed" else None)
         return result
 
     async def countersign(
-        self, request: Request, choice: Choice, primary: Peer, policy: PolicyOf, ready: Continuation | None
+        self,
+        request: Request,
+        choice: Choice,
+        primary: Peer,
+        policy: PolicyOf,
+        ready: Callable[[], Awaitable[Continuation | None]] | None = None,
+        report: ChoiceReport | None = None,
     ) -> ChoiceReport:
-        """Asks this shadow about the calls of a choice that somebody waits for; unverified where it cannot be asked."""
-        report = ChoiceReport(choice.index, calls=choice.calls)
+        """Asks this shadow about the calls of a choice that somebody waits for; unverified where it cannot be asked.
+
+        `ready` waits for what was begun early, `report` is filled as things become known. Whoever cancels it with
+        `TOO_LATE` says that the engine did not answer in time.
+        """
+        report = report or ChoiceReport(choice.index, calls=choice.calls)
         state, why = self.standing(primary)
         leave = self.breaker.begin(self._clock()) if state is State.READY and self.peer.can is not None else None
         if leave is None or self.peer.can is None:
@@ -201,29 +220,34 @@ class Reference:
             report.findings = compare.unverified(choice.calls, word)
             return report
         try:
-            report = await countersign(request, choice, self.peer.engine, self.peer.can, primary.can, policy, ready)
+            begun = await ready() if ready else None
+            can = self.peer.can, primary.can
+            report = await countersign(request, choice, self.peer.urgent, *can, policy, begun, report)
         except EngineError as error:
             report.findings = compare.unverified(choice.calls, error.reason)
-            self.breaker.failed(leave, self._clock())
-            if isinstance(error, Unreachable):
-                self.peer.suspect()
+            report.failed = error
+        except asyncio.CancelledError as ended:
+            late = TOO_LATE in ended.args
+            self._learn(leave, spoke=late, failed=TimedOut.reason if late else None)
+            raise
         except BaseException:
             self.breaker.abandoned(leave)
             raise
-        else:
-            self.breaker.succeeded(leave)
+        # What the engine refuses is the request's fault: no client may close it to all others.
+        failed = None if isinstance(report.failed, Refused) else report.failed
+        self._learn(leave, spoke=True, failed=failed.reason if failed else None)
         return report
 
-    def _learn(self, leave: int, result: Examination) -> None:
-        """What an examination says about the engine itself."""
+    def _learn(self, leave: int, *, spoke: bool, failed: str | None = None) -> None:
+        """What an exchange says about the engine itself: nothing, that it can be asked, or why it could not."""
         before = self.breaker.state
-        if result.outcome == "failed":
+        if failed is not None:
             self.breaker.failed(leave, self._clock())
-            if result.reason == Unreachable.reason:
+            if failed == Unreachable.reason:
                 self.peer.suspect()
-        elif result.outcome == "compared" or result.reason == Refused.reason:
+        elif spoke:
             self.breaker.succeeded(leave)
         else:
             self.breaker.abandoned(leave)
         if (now := self.breaker.state) is not before:
-            log.warning("shadow circuit", shadow=self.name, state=now.value, reason=result.reason)
+            log.warning("shadow circuit", shadow=self.name, state=now.value, reason=failed or "")

@@ -54,14 +54,14 @@ def told(built_in: str) -> str:
     return built_in if built_in in _TOLD else responses.UNKNOWN
 
 
-def replayed(request: Request, model: str, *, expected: int) -> dict[str, Any]:
+def replayed(request: Request, model: str, *, room: int) -> dict[str, Any]:
     """A request of a dialect without token ids as a reference gets it: allowed fields only, greedy, whole.
 
-    Where the client set no limit, there is room for twice the `expected` tokens and a margin.
+    Where the client set no limit, there is `room` for so many tokens.
     """
     sent = request.sent or {}
     if request.dialect is Dialect.MESSAGES:
         body, limit = messages_requests.replayed(sent, model), "max_tokens"
     else:
         body, limit = responses.replayed(sent, model), "max_output_tokens"
-    return body if type(body.get(limit)) is int else body | {limit: 2 * expected + 256}
+    return body if type(body.get(limit)) is int else body | {limit: room}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,25 @@ def test_without_a_second_opinion_the_policy_decides(tmp_path: Path, name: str, 
                 assert await gated(door) == {(done, "unverified"): 1}
         calls = read(body, stream=True).calls
         assert bool(calls) == (action == "release")
+
+    asyncio.run(main())
+
+
+PROBED = {"hung": Faults(hang_before_headers=True), "500": Faults(status=500)}
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_another_call_is_a_mismatch_where_nobody_tells_why(tmp_path: Path, name: str) -> None:
+    """The reference has said its own call; that its tokens cannot be had any more takes nothing of it back."""
+
+    async def main() -> None:
+        policy = {"default": {"on": {"unverified": "release"}, "verify_timeout": "1s"}}
+        async with StandIn([PARIS]) as engine, StandIn([ROME]) as second:
+            async with proxy(tmp_path, engine, second, mode="block", policy=policy) as door:
+                second.faults = replace(PROBED[name], only=lambda path, _body: path.endswith("/v1/completions"))
+                _, body, _ = await door.chat(asked(stream=True))
+                assert await gated(door) == {("refused", "mismatch"): 1}
+        assert read(body, stream=True).calls == ()
 
     asyncio.run(main())
 

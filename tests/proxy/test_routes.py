@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,26 @@ def test_other_paths_go_by_the_model_too_where_they_name_one(tmp_path: Path) -> 
         (b"", ""),
         (b"\xff", ""),
         (b"[" * 100_000, ""),
+        (b'{"other": ' + b"[" * 100_000, ""),
+        (b'{"messages": [{"model": "no"}], "model": "a", "n": {}}', "a"),
+        (b'{"model": "a", "model": "b"}', "b"),
+        (b'{"model": "\\u0061\\n"}', "a\n"),
+        (b'{"model": ["a"]}', ""),
+        (b'{"model": null}', ""),
+        (b'{"model": "a"', ""),
+        (b'{"model": "\xff"}', ""),
+        (b"{}", ""),
     ],
 )
 def test_the_model_that_a_body_names(body: bytes, model: str) -> None:
     assert model_of(body) == model
+
+
+def test_to_know_a_model_nothing_else_is_made_of_a_body() -> None:
+    body = b'{"messages": [' + b",".join([b'{"a": []}'] * 10_000) + b'], "model": "a"}'
+    tracemalloc.start()
+    try:
+        assert model_of(body) == "a"
+        assert tracemalloc.get_traced_memory()[1] < 100_000, "ten thousand objects take a megabyte"
+    finally:
+        tracemalloc.stop()

@@ -14,6 +14,8 @@ from shadow.ask import (
     probing,
     read_probe,
     read_scoring,
+    repetition,
+    room,
     scoring,
     told,
 )
@@ -172,6 +174,16 @@ def test_a_continuation_keeps_the_client_s_limits(
     assert asked.get("min_tokens") == minimum
     assert asked["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3]}
     assert asked["stream"] is False
+
+
+@pytest.mark.parametrize(("longest", "limit"), [(None, 8256), (8192, 8192), (8256, 8256), (100_000, 8256)])
+def test_no_more_is_asked_for_than_the_engine_s_whole_context(longest: int | None, limit: int) -> None:
+    assert room(4000, longest) == limit
+    for asked in (
+        continuation(request(), "ref", (1, 2, 3), used=4, expected=4000, longest=longest),
+        repetition(request(), "ref", expected=4000, longest=longest),
+    ):
+        assert asked["max_tokens"] == limit
 
 
 def test_a_client_s_own_history_never_stands_in_a_continuation() -> None:

@@ -63,6 +63,12 @@ def test_a_growing_prompt_keeps_its_key_beyond_its_first_kilobyte() -> None:
     assert prompt_key("short") != prompt_key("shorter")
 
 
+def test_of_an_opening_without_end_a_thousand_messages_count() -> None:
+    opening = [SYSTEM | {"content": str(i)} for i in range(1000)]
+    assert key(*opening) == key(*opening, SYSTEM) == key(*opening, ASK)
+    assert key(*opening[:-1]) != key(*opening) != key(*opening[:-1], ASK)
+
+
 def test_the_dialects_are_kept_apart() -> None:
     assert key() != prompt_key(None)
 

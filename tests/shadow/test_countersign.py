@@ -19,6 +19,7 @@ from shadow.engine import Endpoint
 from shadow.exchange import Choice, Dialect, Request
 from shadow.reference import Peer, Reference, State
 from shadow.regions import call_start
+from shadow.tasks import Tasks
 from shadow.wire import answers
 from tests.standin import Call, Faults, Script, StandIn
 from tests.standin.asking_it import LEAD, PARIS, TOLD, TOOLS, chat, post
@@ -416,3 +417,95 @@ def test_the_end_ends_everything() -> None:
         assert one.reference.asked(one.primary)  # what was given up says nothing of the engine
 
     on_stage(scene)
+
+
+# -- the circuit, and who is asked first
+
+
+def test_what_an_engine_refuses_closes_it_to_nobody() -> None:
+    async def scene(one: Stage) -> None:
+        one.second.faults = Faults(status=400)
+        for _ in range(5):
+            assert words(await one.ask()) == [("unverified", "refused")]
+        one.second.faults = Faults()
+        assert words(await one.ask()) == [("match", "")]
+
+    on_stage(scene)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["begun early", "asked when whole"])
+@pytest.mark.parametrize(
+    ("why", "opens"), [(references.TOO_LATE, True), (None, False)], ids=["out of time", "left by its client"]
+)
+def test_an_engine_that_hangs_opens_its_circuit(why: str | None, *, opens: bool, early: bool) -> None:
+    async def scene(one: Stage) -> None:
+        one.second.faults = Faults(hang_before_headers=True)
+        with capture_logs() as logs:
+            for count in range(1, 4):
+                if early:
+                    one.signing.begin(one.early())
+                asking = one.signing.ask(one.reference, one.choice, exact)
+                await one.reached(count)
+                asking.cancel(why)
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+        assert one.reference.breaker.state == ("open" if opens else "closed")
+        assert [entry["reason"] for entry in logs] == (["timeout"] if opens else [])
+        if opens:
+            one.second.faults = Faults()
+            assert words(await one.ask()) == [("unverified", "circuit_open")]
+
+    on_stage(scene)
+
+
+def test_a_client_that_waits_does_not_queue_behind_what_nobody_waits_for() -> None:
+    async def scene(one: Stage) -> None:
+        one.second.faults = Faults(hang_before_headers=True, only=lambda path, _body: path != CHAT)
+        engine, ids = one.reference.peer.engine, one.choice.token_ids or ()
+        slots = engine.endpoint.max_concurrency
+        mirrored = Tasks("mirror")
+        for i in range(2 * slots):
+            mirrored.start(f"score:{i}", engine.score((1, 2), ids))
+        try:
+            async with asyncio.timeout(10):
+                while one.second.running < slots:
+                    await asyncio.sleep(0.005)
+            one.signing.warm()
+            one.signing.begin(one.early())
+            assert words(await one.ask()) == [("match", "")]
+            assert one.second.running == slots
+        finally:
+            await mirrored.close()
+
+    on_stage(scene, patience=60)
+
+
+def test_what_waits_has_no_more_slots_than_were_configured() -> None:
+    async def scene(one: Stage) -> None:
+        one.second.faults = Faults(hang_before_headers=True)
+        slots = one.reference.peer.engine.endpoint.max_concurrency
+        asked = [one.signing.ask(one.reference, one.choice, exact) for _ in range(slots + 3)]
+        await one.reached(slots)
+        await asyncio.sleep(0.05)  # so long that more would have been asked
+        assert len(one.asked()) == slots
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    on_stage(scene, patience=60)
+
+
+def test_no_more_is_asked_for_than_the_engine_can_hold() -> None:
+    """An engine refuses a limit above its whole context, and cuts any other down to what is left beside the prompt."""
+    arguments = json.dumps({"city": " ".join(f"word{i}" for i in range(320))})
+    long = Script(text=LEAD, calls=(Call("send", arguments),))
+
+    async def scene(one: Stage) -> None:
+        engine, can = one.reference.peer.engine, one.reference.peer.can
+        assert can is not None
+        assert engine.longest == can.max_model_len
+        engine.longest = 1500
+        await one.ask()
+        assert one.asked()[0]["max_tokens"] == 1500
+
+    on_stage(scene, long, long, max_tokens=None)

@@ -195,6 +195,31 @@ def test_anything_but_text_is_multimodal(content: Any, expected: bool) -> None: 
     assert chat(messages=messages).multimodal is expected
 
 
+class Counted(dict[str, Any]):
+    """A part that counts how often any of them was looked at."""
+
+    looks = 0
+
+    def get(self, *args: Any) -> Any:
+        Counted.looks += 1
+        return super().get(*args)
+
+
+@pytest.mark.parametrize(
+    ("messages", "parts", "expected"),
+    [(1, 9_999, False), (1, 10_000, True), (10_000, 0, False), (10_001, 0, True), (5, 1_999, False), (5, 2_000, True)],
+)
+def test_of_more_messages_and_parts_than_are_looked_at_nobody_knows(
+    messages: int,
+    parts: int,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    message = {"role": "user", "content": [Counted(type="text", text="x")] * parts}
+    Counted.looks = 0
+    assert chat(messages=[message] * messages).multimodal is expected
+    assert Counted.looks <= 10_000
+
+
 @pytest.mark.parametrize(
     ("dialect", "asked", "expected"),
     [

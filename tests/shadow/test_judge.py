@@ -351,9 +351,12 @@ def test_a_repeat_bars_a_substitute() -> None:
     assert (verdict.action, verdict.why) == (Action.REFUSE, "substitute_refused")
 
 
-def test_references_have_as_long_as_the_most_hurried_tool() -> None:
+def test_references_have_as_long_as_for_the_tool_with_most() -> None:
+    """The calls of a choice wait for each other: a cheap one must not let a dear one out unverified."""
     case = case_of(rulebook(tool("send", verify_timeout=2.0), tool("ping", verify_timeout=5.0)))
-    assert case.verify_timeout([call(), SEND_OSLO, call("run_command")]) == 2.0
+    assert case.verify_timeout([call(), SEND_OSLO]) == 5.0
+    assert case.verify_timeout([SEND_OSLO, call("run_command"), call()]) == 10.0
+    assert case.verify_timeout([SEND_OSLO]) == 2.0
     assert case.verify_timeout([call("run_command")]) == 10.0
     assert case.verify_timeout([]) == 0.0
 
@@ -594,6 +597,16 @@ def test_calls_of_the_messages_in_their_order() -> None:
     assert history(messages) == [("send", '{"city": "Oslo"}'), ("ping", ""), ("ping", "")]
 
 
+def test_a_call_of_the_api_s_older_kind_is_one_of_the_history() -> None:
+    messages = [
+        assistant({"function": {"name": "ping", "arguments": "{}"}}),
+        {"role": "assistant", "content": None, "function_call": {"name": "send", "arguments": '{"city": "Oslo"}'}},
+        {"role": "function", "name": "send", "content": "ok"},
+    ]
+    assert history(messages) == [("ping", "{}"), ("send", '{"city": "Oslo"}')]
+    assert repeats(case_of(rulebook(**REPEATING), request(messages)), SEND_OSLO) == [(0, "repeated")]
+
+
 def test_arguments_that_come_as_a_value_are_that_value() -> None:
     value = {"city": "Oslo", "n": [1.5, None, True, {"ä": "\n"}]}
     ((name, text),) = history([assistant({"function": {"name": "send", "arguments": value}})])
@@ -612,6 +625,8 @@ def test_arguments_that_come_as_a_value_are_that_value() -> None:
         {},
         [None, 7, "x", []],
         [{"tool_calls": None}, {"tool_calls": 7}, {"tool_calls": {"function": {"name": "ping"}}}],
+        [{"function_call": None}, {"function_call": 7}, {"function_call": "ping"}, {"function_call": []}],
+        [{"function_call": {}}, {"function_call": {"name": None}}, {"function_call": {"name": ["ping"]}}],
         [assistant(None, 7, "x", [], {}, {"function": None}, {"function": "ping"}, {"function": []})],
         [assistant({"function": {}}, {"function": {"name": None}}, {"function": {"name": 7}})],
         [assistant({"function": {"name": ["ping"], "arguments": "{}"}})],

@@ -31,6 +31,7 @@ def ask(served: Served, body: dict[str, Any], faults: Faults) -> Asking:
     checks.chat(body)
     checks.model_known(body, served.name)
     k = (checks.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None
+    checks.whole_context(body, served.max_model_len)
     ids = prompt_ids(served, body)
     if len(ids) != served.max_model_len:
         checks.context(len(ids), served.max_model_len)

@@ -196,6 +196,16 @@ def _bias(bias: dict[str, Any], vocabulary: int) -> None:
         raise bad(message, "logit_bias", beyond)
 
 
+def whole_context(body: dict[str, Any], longest: int) -> None:
+    """Refuses a limit above all that the engine can hold; one above what is left beside the prompt is cut down."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if (limit := integer(body, name)) is not None:
+            if limit > longest:
+                message = f"{name}={limit} cannot be greater than max_model_len={longest}. "
+                raise bad(message + "Please request fewer output tokens.", name, limit)
+            break
+
+
 def context(count: int, longest: int, *, given_on_chat: bool = False) -> None:
     """Refuses a prompt that leaves no room; ids given on the chat route are counted elsewhere, in other words."""
     if count == longest:

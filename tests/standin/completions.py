@@ -17,6 +17,7 @@ def ask(served: Served, body: dict[str, Any], faults: Faults) -> Asking:
     checks.completions(body)
     checks.model_known(body, served.name)
     k = checks.integer(body, "logprobs")
+    checks.whole_context(body, served.max_model_len)
     prompts = _prompts(served, body["prompt"])
     for ids in prompts:
         known(served, ids)

@@ -117,6 +117,7 @@ STREAMED = [
 WHOLE = [
     Case("chat-ids-in", CHAT, chat(return_token_ids=True, kv_transfer_params={"prompt_token_ids": [11, 12, 13]})),
     Case("chat-prompt-logprobs", CHAT, chat("a", prompt_logprobs=1)),
+    Case("max-tokens-as-many-as-all", TEXT, text([100] * 4095, max_tokens=4096)),
     Case("text-prompt-logprobs", TEXT, text([11, 12, 13, 14], max_tokens=1, prompt_logprobs=2)),
     Case("text-bias", TEXT, text(max_tokens=1, logprobs=3, logit_bias={"100": 100}, return_tokens_as_token_ids=True)),
     Case("chat-stop-id", CHAT, chat(stop_token_ids=[100], logit_bias={"100": 100}, return_token_ids=True)),
@@ -142,6 +143,9 @@ ERRORS = [
     Case("named-tool-unknown", CHAT, chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "z"}})),
     Case("max-tokens-0", CHAT, chat(max_tokens=0)),
     Case("max-tokens-negative-text", TEXT, text(max_tokens=-1)),
+    Case("max-tokens-more-than-all", CHAT, chat(max_tokens=4097)),
+    Case("max-tokens-more-than-all-newer", CHAT, chat(max_completion_tokens=4097)),
+    Case("max-tokens-more-than-all-text", TEXT, text(max_tokens=4097)),
     Case("max-tokens-word", CHAT, chat(max_tokens="many")),
     Case("max-tokens-fraction", CHAT, chat(max_tokens=1.5)),
     Case("logprobs-21", CHAT, chat(logprobs=True, top_logprobs=21)),

@@ -39,6 +39,14 @@ _SPOKEN_OF = frozenset(
 _BYTES_PER_TOKEN = 1000  # of one position with five candidates; about 700 were seen
 
 
+MAX_EVENT = 64 * 1024 * 1024
+"""Bytes of one event: nothing of it can go to the client before its end."""
+
+
+class EndlessEventError(ValueError):
+    """An event of an injected stream does not end."""
+
+
 class Level(StrEnum):
     """How much may be put in: nothing, token ids, or token ids and logprobs."""
 
@@ -172,6 +180,9 @@ class Removal:
     """Cuts what was injected out of a stream, event by event, however the transport cut its bytes.
 
     `feed` gives what may go to the client, `rest` what no blank line has ended yet.
+
+    Raises:
+        EndlessEventError: an event has more than `MAX_EVENT` bytes, and no end yet.
     """
 
     def __init__(self, nulls: Nulls) -> None:
@@ -181,13 +192,16 @@ class Removal:
 
     def feed(self, chunk: bytes) -> bytes:
         """What of the stream is complete after this chunk, without what was injected."""
-        if not self._dropped_half and not self._splitter.rest and sse.is_one_event(chunk):
+        if not self._dropped_half and not self._splitter.waiting and sse.is_one_event(chunk):
             payload = chunk[6:-2]
             edited = self._nulls.apply(payload)
             if edited is None:
                 return b""
             return chunk if edited is payload else b"data: " + edited + b"\n\n"
-        return b"".join([self.edit(block) for block in self._splitter.feed(chunk)])
+        out = b"".join([self.edit(block) for block in self._splitter.feed(chunk)])
+        if self._splitter.waiting > MAX_EVENT:
+            raise EndlessEventError
+        return out
 
     def event(self, chunk: bytes) -> bytes | None:
         """A chunk that is one event as vLLM frames it, JSON with one choice: as `feed` would give it.

@@ -103,7 +103,7 @@ def decide(
     `agree` references that find every call the same are enough, and nothing is waited for. While so many can still
     agree, they are waited for. When they cannot any more, the others are still heard, since their word may be worse,
     until nothing could be stronger (refuse) or time is out. With `agree: 0` nobody is asked, and that nobody was is
-    no reason to act; a choice without calls about which nobody said anything is released.
+    no reason to act. A choice without calls is not verified by a reference that said nothing: no word of it agrees.
     """
     heard = [_heard(calls, opinion, expired=expired) for opinion in opinions]
     ours = _voices(policy, NONE, own)
@@ -210,6 +210,9 @@ def _references(policy: Policy[Any], calls: Sequence[ToolCall], opinions: Sequen
 
 
 def _unverified(calls: Sequence[ToolCall], reason: str) -> list[Finding]:
+    """That nobody verified these calls; where there is none, that nobody said so: else all of none would agree."""
+    if not calls:
+        return [Finding(Word.UNVERIFIED, "", None, reason)]
     return [Finding(Word.UNVERIFIED, call.name, i, reason) for i, call in enumerate(calls)]
 
 

@@ -6,7 +6,9 @@ and says so: a rule that only sometimes speaks protects nobody.
 
 **Numbers** count by what they are worth, not by how they are written: a whole one is an int (`100`, `100.0` and `1e2`
 alike), any other a double; CEL compares the two kinds with each other, and arithmetic over both needs `double(…)`.
-What 64 bits do not hold is not rounded: a rule that looks at such a number cannot be evaluated.
+What 64 bits do not hold is not rounded: a rule that looks at such a number (beyond 64 bits, or a fraction of more
+digits than a double tells apart) cannot be evaluated. Between an int and a double the library compares doubles: beyond
+2**53, write a bound as an int.
 
 **Cost.** An evaluation cannot be interrupted, so it is not begun before what it can take at most is known to be small:
 `rulecost` counts operations and nested comprehensions when a rule is compiled, and only the arguments that a rule names

@@ -40,7 +40,7 @@ def _convert(value: Any, part: Part) -> Any:
     if kind is Decimal:
         return number(value)
     if kind is int or kind is float:
-        return number(Decimal(value))
+        return number(Decimal(repr(value)))
     if value is None or kind is bool:
         return value
     if kind is dict or kind is list:
@@ -75,7 +75,10 @@ def text_size(value: str) -> int:
 
 
 def number(exact: Decimal) -> int | float:
-    """By what it is worth: a whole number as an int, any other as the nearest double."""
+    """By what it is worth: a whole number as an int, any other as the double that it is written for.
+
+    Others than these would have to be rounded, by which `100.00000000000000000001` would be no more than 100.
+    """
     if not exact.is_finite():
         raise _ProblemError(NUMBER)
     if not exact:
@@ -83,7 +86,9 @@ def number(exact: Decimal) -> int | float:
     if exact.adjusted() > _WIDEST:
         raise _ProblemError(NUMBER)
     if not exact.same_quantum(_ONE):  # written with a fraction or an exponent
-        exact = _DIGITS.plus(exact)  # so that no conversion below takes longer for a million digits
+        given, exact = exact, _DIGITS.plus(exact)  # so that no conversion below takes longer for a million digits
+        if exact != given:
+            raise _ProblemError(NUMBER)
         if exact != exact.to_integral_value(context=_DIGITS):
             return _double(exact)
     whole = int(exact)
@@ -93,7 +98,13 @@ def number(exact: Decimal) -> int | float:
 
 
 def _double(exact: Decimal) -> float:
+    """The double of a fraction that is what this double is, at the fraction's own number of digits."""
     double = float(exact)
-    if not double:
+    if not double or (exact != Decimal(repr(double)) and exact != _at_digits_of(exact, double)):
         raise _ProblemError(NUMBER)
     return double
+
+
+def _at_digits_of(exact: Decimal, double: float) -> Decimal:
+    """A double with as many digits as a decimal has: some servers write more of them than tell it from others."""
+    return Context(prec=len(exact.as_tuple().digits), Emax=MAX_EMAX, Emin=MIN_EMIN).create_decimal_from_float(double)

@@ -8,7 +8,7 @@ numbers and `1` beside `1.0` are judged exactly.
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -169,13 +169,9 @@ class _Compiled:
             value = _presentable(value, {})
         if validator.is_valid(value):
             return [about.unusable("pattern")] if plan.loosened else []
-        found: list[Finding] = []
         most = min(_MOST_ERRORS, _COPYING // (values + characters))
-        if plan.cost.explainable(value, most, _CHECKING):
-            found = [about.invalid(*error, plan.names) for error in _errors(validator, value)]
-        if not found:
-            found = [about.invalid("schema", [], "the arguments do not match the tool's schema", plan.names)]
-        return list(dict.fromkeys(found))[:MAX_FINDINGS]
+        told = _first(about, _errors(validator, value), plan) if plan.cost.explainable(value, most, _CHECKING) else []
+        return told or [about.invalid("schema", [], "the arguments do not match the tool's schema", plan.names)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +219,32 @@ def _presentable(value: Any, huge: dict[str, Decimal]) -> Any:
     return value
 
 
-def _errors(validator: jsonschema_rs.Validator, value: Any) -> list[tuple[str, list[str | int], str]]:
-    """Keyword, path and plain words of what is at fault; empty where the library cannot say it."""
+_Plain = tuple[str, list[str | int], str]
+"""Keyword, path and plain words of what is at fault."""
+
+
+def _first(about: _About, errors: Iterable[_Plain], plan: Plan) -> list[Finding]:
+    """The first different findings, as many as are told; none where the library cannot say them.
+
+    What is at fault is put into words one by one: of a schema that asks for thousands of arguments, most are not told.
+    """
+    found: dict[Finding, None] = {}
     try:
-        return [plain for error in validator.iter_errors(value) for plain in _plain(error)]
+        for error in errors:
+            found[about.invalid(*error, plan.names)] = None
+            if len(found) == MAX_FINDINGS:
+                break
     except ValueError:  # it names an integer with more digits than Python turns into one
         return []
+    return list(found)
 
 
-def _plain(error: jsonschema_rs.ValidationError) -> Iterator[tuple[str, list[str | int], str]]:
+def _errors(validator: jsonschema_rs.Validator, value: Any) -> Iterator[_Plain]:
+    for error in validator.iter_errors(value):
+        yield from _plain(error)
+
+
+def _plain(error: jsonschema_rs.ValidationError) -> Iterator[_Plain]:
     """One error; of a choice, what its only fitting branch says, or the types that all of its branches ask for."""
     branches: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
     typed = [

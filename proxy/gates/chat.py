@@ -21,6 +21,7 @@ from proxy.refusal import after
 from shadow.exchange import Answer, Choice, Dialect
 from shadow.wire import answers, sse
 from shadow.wire.answers import AnswerReader
+from shadow.wire.assembly import place_of
 from validators import ToolCall
 
 _NOTHING_PUT_IN = Nulls(frozenset(), frozenset())
@@ -159,7 +160,10 @@ class ChatGate:
         if value is None or not isinstance(choice, dict):  # the two JSON libraries read it in two ways
             self._hold_rest()
             return None
-        index = choice.get("index") or 0
+        index = place_of(choice.get("index"))
+        if index is None:
+            self._hold_rest()
+            return value
         state = self._state(index)
         self.frame.see(value)
         self._follow(index, state, choice, emptied=emptied)
@@ -180,13 +184,16 @@ class ChatGate:
         Raises:
             HeldTooMuchError: more would have to be held than is held.
         """
-        if self._all_passes and not self._splitter.rest and not may_hold_call(chunk):
+        if self._all_passes and not self._splitter.waiting and not may_hold_call(chunk):
             client = self._passing.event(chunk)
             if client is not None:
                 self._to_read.append((chunk[6:-2], not client))
                 return client
         self._catch_up()
-        return b"".join([self._block(block) for block in self._splitter.feed(chunk)])
+        out = b"".join([self._block(block) for block in self._splitter.feed(chunk)])
+        if self._held_bytes + self._splitter.waiting > MAX_HELD:
+            raise HeldTooMuchError
+        return out
 
     def end(self) -> bytes:
         """The primary has said all; a choice that is held and did not finish is closed as it stands."""
@@ -194,8 +201,10 @@ class ChatGate:
         out = b""
         if rest := self._splitter.rest:
             out = self._rest(rest)
-        for index, state in self._states.items():
+        for index, state in list(self._states.items()):
             if state.held and not state.closed:
+                if state.fate is None and self._reader.conflict(index):
+                    self._hold_rest()
                 state.closed = True
                 self._signals.append((Signal.CLOSED, index))
         return out
@@ -301,8 +310,9 @@ class ChatGate:
             usual = raw == [] or isinstance(value.get("usage"), dict)
             # Behind what could not be read, no event of an unknown kind is taken for the stream's end.
             return self._tail(client) if usual or REST not in self._states else self._keep_unread(client)
-        owners = [0 if choice.get("index") is None else choice["index"] for choice in choices]
-        if raw != choices or not all(type(owner) is int and owner >= 0 for owner in owners):
+        found = [place_of(choice.get("index")) for choice in choices]
+        owners = [index for index in found if index is not None]
+        if raw != choices or len(owners) < len(found):
             return self._keep_unread(client)
         for place, (index, choice) in enumerate(zip(owners, choices, strict=True)):
             state = self._state(index)
@@ -325,10 +335,20 @@ class ChatGate:
             if emptied != state.silent:
                 state.silent = emptied
                 self._signals.append((Signal.SILENT if emptied else Signal.RESUMED, index))
-        if choice.get("finish_reason") is not None and not state.closed and (state.held or REST not in self._states):
+        if choice.get("finish_reason") is None or state.closed:
+            return
+        if not state.held:
+            state.closed = REST not in self._states
+        elif state.fate is None and self._in_doubt(index):
+            self._hold_rest()  # and nobody judges it before the end
+        else:
             state.closed = True
-            if state.held:
-                self._signals.append((Signal.CLOSED, index))
+            self._signals.append((Signal.CLOSED, index))
+
+    def _in_doubt(self, index: int) -> bool:
+        """Whether clients may put together other calls of a choice that is held than are judged here."""
+        self._catch_up()
+        return self._reader.conflict(index)
 
     def _pass_or_keep(self, entry: _Entry) -> bytes:
         states = [self._states[owner] for owner in entry.owners]
@@ -377,7 +397,7 @@ def _without(block: bytes, refused: set[int]) -> bytes:
     """An event without some of its choices: another reader's share of an event that several choices have."""
     payload = sse.data_of(block)
     value = orjson.loads(payload or b"{}")
-    value["choices"] = [c for c in value["choices"] if c.get("index", 0) not in refused]
+    value["choices"] = [c for c in value["choices"] if place_of(c.get("index")) not in refused]
     return sse.with_data(block, orjson.dumps(value))
 
 
@@ -389,7 +409,8 @@ class ChatWhole:
         places = calls_of_whole(raw)
         choices = answers.read(Dialect.CHAT, raw, stream=False).choices if places else {}
         indices = answers.indices(raw) if places else []
-        self.held = None if places is None else {place: choices[indices[place]] for place in places}
+        alike = places is not None and None not in indices and len(set(indices)) == len(indices)
+        self.held = {place: choices[indices[place] or 0] for place in places or ()} if alike else None
 
     def replaced(self, instead: Mapping[int, str | Sequence[ToolCall]]) -> bytes:
         """The client's bytes with a refusal, or other calls, in the place of the calls of some choices."""

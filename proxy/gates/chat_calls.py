@@ -100,9 +100,29 @@ def _in_doubt(value: _Pairs, places: Sequence[int], holder: str) -> bool:
         choice = dict(value)["choices"][place]
         if _odd(choice) or _odd(held := dict(choice)[holder]):
             return True
-        if not all(_reads_alike(child) for key, child in held if key in _CALL_KEYS):
+        if not all(_is_calls(key, child) and _reads_alike(child) for key, child in held if key in _CALL_KEYS):
             return True
     return False
+
+
+def _is_calls(key: str, value: Any) -> bool:
+    """Whether a key that holds calls holds what all readers take for calls: a list of objects, or an object."""
+    if value in _NOTHING:
+        return True
+    if key == "function_call":
+        return _is_function(value)
+    entries = value if isinstance(value, list) and not isinstance(value, _Pairs) else [None]
+    return all(isinstance(entry, _Pairs) and _is_function(dict(entry).get("function")) for entry in entries)
+
+
+def _is_function(value: Any) -> bool:
+    """An object with a name that is a text and arguments that are one, or an object or list as some send them."""
+    if value is None:
+        return True
+    if not isinstance(value, _Pairs):
+        return False
+    function = dict(value)
+    return isinstance(function.get("name"), str | None) and isinstance(function.get("arguments"), str | list | None)
 
 
 def _odd(value: _Pairs) -> bool:

@@ -9,6 +9,7 @@ from proxy.cut import set_choices
 from proxy.plain import dumps
 from proxy.refusal import KIND, after
 from shadow.wire import answers
+from shadow.wire.assembly import place_of
 from validators import ToolCall
 
 
@@ -89,7 +90,7 @@ def with_messages(body: bytes, messages: Mapping[int, tuple[str, list[dict[str, 
             message["tool_calls"] = calls
         new[place] = dumps(
             {
-                "index": choices["choices"][place].get("index", place),
+                "index": place_of(choices["choices"][place].get("index")),
                 "message": message,
                 "logprobs": None,
                 "finish_reason": "tool_calls" if calls else "stop",

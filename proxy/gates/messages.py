@@ -120,7 +120,10 @@ class MessagesGate:
         Raises:
             HeldTooMuchError: more would have to be held than is held.
         """
-        return b"".join([self._block(block) for block in self._splitter.feed(chunk)])
+        out = b"".join([self._block(block) for block in self._splitter.feed(chunk)])
+        if self._held_bytes + self._splitter.waiting > gate.MAX_HELD:
+            raise HeldTooMuchError
+        return out
 
     def end(self) -> bytes:
         """The primary has said all; a call that is held and did not finish is closed as it stands."""

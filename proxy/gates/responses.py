@@ -118,7 +118,7 @@ class ResponsesGate:
             HeldTooMuchError: more would have to be held than is held.
         """
         out = b"".join([self._block(block) for block in self._splitter.feed(chunk)])
-        if self._held_bytes + len(self._splitter.rest) > MAX_HELD:
+        if self._held_bytes + self._splitter.waiting > MAX_HELD:
             raise HeldTooMuchError
         return out
 

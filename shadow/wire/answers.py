@@ -9,7 +9,7 @@ import orjson
 
 from shadow.exchange import Answer, Choice, Dialect
 from shadow.wire import chat, completions, sse
-from shadow.wire.assembly import ChoiceAssembler
+from shadow.wire.assembly import ChoiceAssembler, place_of
 
 _ARGUMENTS_AS_VALUE = re.compile(rb'"arguments"\s*:\s*[{\[]')
 
@@ -61,10 +61,12 @@ class AnswerReader:
         choices = value.get("choices")
         for raw in choices if isinstance(choices, list) else ():
             if isinstance(raw, dict):
-                self._read(self._assembler(raw.get("index")), raw, value)
+                place = place_of(raw.get("index"))
+                if place is None:
+                    self._answer.problem = self._answer.problem or "garbage"
+                self._read(self._assembler(place or 0), raw, value)
 
-    def _assembler(self, index: Any) -> ChoiceAssembler:
-        index = index if type(index) is int else 0
+    def _assembler(self, index: int) -> ChoiceAssembler:
         if index not in self._choices:
             self._choices[index] = ChoiceAssembler(index)
         return self._choices[index]
@@ -73,9 +75,18 @@ class AnswerReader:
         """One choice as it stands."""
         return self._assembler(index).result()
 
+    def conflict(self, index: int) -> bool:
+        """Whether clients may put together other calls of a choice than these."""
+        return index in self._choices and self._choices[index].conflict
+
     def result(self) -> Answer:
-        """The answer as it stands; `truncated` where no `[DONE]` came or a choice did not finish."""
+        """The answer as it stands; `truncated` where no `[DONE]` came or a choice did not finish.
+
+        `garbage`, too, where clients may put together other calls.
+        """
         answer = self._answer
+        if answer.problem is None and any(choice.conflict for choice in self._choices.values()):
+            answer.problem = "garbage"
         whole = self._done and self._choices and all(choice.finished for choice in self._choices.values())
         if answer.problem is None and not whole:
             answer.problem = "truncated"
@@ -91,11 +102,11 @@ class AnswerReader:
         return reader.result()
 
 
-def indices(body: bytes) -> list[int]:
-    """The index of each element of `choices`, in their order on the wire; 0 where none is told."""
+def indices(body: bytes) -> list[int | None]:
+    """The index of each element of `choices`, in their order on the wire: 0 where none is told, None if it is odd."""
     choices = (read_object(body) or {}).get("choices")
-    found = [c.get("index") if isinstance(c, dict) else None for c in (choices if isinstance(choices, list) else ())]
-    return [index if type(index) is int else 0 for index in found]
+    choices = choices if isinstance(choices, list) else []
+    return [place_of(choice.get("index")) if isinstance(choice, dict) else 0 for choice in choices]
 
 
 def read_object(text: bytes) -> dict[str, Any] | None:

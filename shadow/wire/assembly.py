@@ -12,6 +12,12 @@ from validators import ToolCall
 MAX_ID = 2**31 - 1
 """Token ids are 32-bit; a larger one is no id."""
 
+MAX_PLACE = 2**31 - 1
+"""No choice or call has a larger index; of numbers far beyond, clients make one."""
+
+_MOST_JOINED = 1024 * 1024  # characters; longer calls that share an index or an id are not compared
+_read_first = json.JSONDecoder().raw_decode
+
 _TOKEN_ID = "token_id:"  # noqa: S105  (what vLLM writes in place of a token's text)
 
 
@@ -62,50 +68,97 @@ class Token:
         return known if len(known) > 1 else []
 
 
+def place_of(index: Any) -> int | None:
+    """The place that a wire `index` tells: 0 where there is none (absent, null), None where readers differ.
+
+    Some take `"1"`, `true` or `1.0` for 1, others for something else or for nothing. None, too, below zero.
+    """
+    if index is None:
+        return 0
+    return index if type(index) is int and 0 <= index <= MAX_PLACE else None
+
+
 @dataclass(slots=True)
 class _Call:
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-    id: str | None = None
+    """A call from its deltas: `indices` are those under which it was told, none where it came whole."""
 
-    def add(self, function: dict[str, Any]) -> None:
+    name: str = ""
+    pieces: list[tuple[int, str]] = field(default_factory=list)  # of arguments, each with its number in the answer
+    id: str | None = None
+    indices: set[int | None] = field(default_factory=set)
+
+    @property
+    def arguments(self) -> str:
+        return "".join([text for _, text in self.pieces])
+
+    def add(self, function: dict[str, Any], number: int) -> None:
         name, arguments = function.get("name"), function.get("arguments")
         if isinstance(name, str) and name != self.name:
             self.name += name
         if isinstance(arguments, str):
-            self.arguments.append(arguments)
+            self.pieces.append((number, arguments))
         elif isinstance(arguments, dict | list):  # some servers send the value itself
-            self.arguments.append(json.dumps(arguments, ensure_ascii=False))
+            self.pieces.append((number, json.dumps(arguments, ensure_ascii=False)))
 
 
 class CallAssembler:
     """Puts tool calls together from a stream's deltas, or from a whole message (one delta that holds everything).
 
     `index` is the key where it is given; without it a new id is a new call, and so is a second name once arguments
-    have begun. The same index with another id is another call, too: some servers never count.
+    have begun. The same index with another id is another call, too: some servers never count. So is the same id under
+    another index.
     """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[tuple[str, int | None], _Call] = {}  # None: the first with this id
+        self._count = 0
+        self._odd = False  # an index or an id was told that readers differ about
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, delta: Any, *, whole: bool = False) -> None:
-        """Adds one entry of `delta.tool_calls`, or a `whole` call of a message; what is no object is ignored."""
+    @property
+    def conflict(self) -> bool:
+        """Whether clients that go by index alone, or by id alone, may put together other calls than these."""
+        told = [call for call in self._calls if call.indices]
+        groups: dict[int | str | None, list[_Call]] = {}
+        for call in told:
+            for key in (*call.indices, *([call.id] if call.id else [])):
+                groups.setdefault(key, []).append(call)
+        indices = {key for key in groups if not isinstance(key, str)}
+        if None in indices and len(indices) > 1 and (len(told) > 1 or indices != {None, 0}):
+            return True  # to some, what tells no index is another call's
+        return self._odd or any(len(group) > 1 and _may_be_another(group) for group in groups.values())
+
+    def add(self, delta: Any, *, whole: bool = False, index: int | None = None) -> None:
+        """Adds one entry of `delta.tool_calls`, or a `whole` call of a message; what is no object is ignored.
+
+        `index` stands for what the entry tells of that, where it tells nothing.
+        """
         if not isinstance(delta, dict):
             return
-        function = delta.get("function")
+        function, call_id = delta.get("function"), delta.get("id")
         function = function if isinstance(function, dict) else {}
-        index, call_id = delta.get("index"), delta.get("id")
-        index = index if type(index) is int else None
+        told, index = delta.get("index"), index if delta.get("index") is None else place_of(delta["index"])
+        if not whole:
+            self._odd = self._odd or (told is not None and index is None) or not isinstance(call_id, str | None)
         call_id = call_id if isinstance(call_id, str) and call_id else None
         call = (None if whole else self._find(index, call_id, function)) or self._new()
+        call.id = call.id or call_id
+        if not whole:
+            self._bind(call, index)
+        self._count += 1
+        call.add(function, self._count)
+
+    def _bind(self, call: _Call, index: int | None) -> None:
+        call.indices.add(index)
         if index is not None:
             self._by_index[index] = call
-        call.id = call.id or call_id
-        call.add(function)
+        if call.id:
+            for at in (index, None):
+                self._by_id.setdefault((call.id, at), call)
 
     def _new(self) -> _Call:
         self._calls.append(call := _Call())
@@ -113,20 +166,43 @@ class CallAssembler:
 
     def _find(self, index: int | None, call_id: str | None, function: dict[str, Any]) -> _Call | None:
         """The call that a delta goes on with, None where it begins one."""
-        by_id = next((call for call in self._calls if call.id == call_id), None) if call_id else None
-        if by_id is not None:
-            return by_id
         if index is not None:
             known = self._by_index.get(index)
-            return None if known and call_id and known.id else known
+            if call_id is None:
+                return known
+            by_id = self._by_id.get((call_id, index)) or self._by_id.get((call_id, None))
+            if by_id is not None and by_id.indices <= {index, None}:
+                return by_id
+            return None if known and known.id else known
         if call_id is not None or not self._calls:
-            return None
+            return self._by_id.get((call_id, None)) if call_id else None
         last = self._calls[-1]
-        return None if function.get("name") and last.arguments else last
+        return None if function.get("name") and last.pieces else last
 
     def result(self) -> tuple[ToolCall, ...]:
         """The calls, in order of their first delta."""
-        return tuple(ToolCall(c.name, "".join(c.arguments), c.id) for c in self._calls)
+        return tuple(ToolCall(c.name, c.arguments, c.id) for c in self._calls)
+
+
+def _may_be_another(group: list[_Call]) -> bool:
+    """Whether calls that share an index or an id can be one call to somebody, and another than the first of them.
+
+    Not where each has an object of arguments, and what they are together begins with the first's: servers that never
+    count send such calls, and whoever takes them for one has that one, or none.
+    """
+    joined = "".join([text for _, text in sorted(piece for call in group for piece in call.pieces)]).lstrip()
+    if len(joined) > _MOST_JOINED:
+        return True
+    try:
+        if not all(isinstance(json.loads(call.arguments), dict) for call in group):
+            return True
+    except (ValueError, RecursionError):
+        return True
+    try:
+        _, end = _read_first(joined)
+    except ValueError:
+        return False
+    return joined[:end] != group[0].arguments.strip()
 
 
 class ChoiceAssembler:
@@ -153,13 +229,21 @@ class ChoiceAssembler:
         if isinstance(reasoning, str):
             self._reasoning.append(reasoning)
 
-    def calls(self, deltas: Any, *, whole: bool = False) -> None:
-        """Adds `tool_calls` of a delta, after that delta's own text, or of a `whole` message."""
+    @property
+    def conflict(self) -> bool:
+        """Whether clients may put together other calls than these, for not all go by the same of index and id."""
+        return self._calls.conflict
+
+    def calls(self, deltas: Any, *, whole: bool = False, index: int | None = None) -> None:
+        """Adds `tool_calls` of a delta, after that delta's own text, or of a `whole` message.
+
+        `index` stands for what they tell of that, where they tell nothing.
+        """
         if isinstance(deltas, list) and deltas:
             if self._lead is None:
                 self._lead = "".join(self._content)
             for delta in deltas:
-                self._calls.add(delta, whole=whole)
+                self._calls.add(delta, whole=whole, index=index)
 
     def prompt(self, ids: Any) -> None:
         """Takes the prompt's ids where they are told."""

@@ -23,7 +23,7 @@ def _read(choice: ChoiceAssembler, raw: dict[str, Any], around: dict[str, Any], 
         choice.text(message.get("content"), message.get("reasoning") or message.get("reasoning_content"))
         choice.calls(message.get("tool_calls"), whole=whole)
         if isinstance(message.get("function_call"), dict):
-            choice.calls([{"index": _FUNCTION_CALL, "function": message["function_call"]}])
+            choice.calls([{"function": message["function_call"]}], index=_FUNCTION_CALL)
     choice.tokens(raw.get("token_ids"), logprob_entries(raw.get("logprobs")))
     choice.finish(raw.get("finish_reason"), raw.get("stop_reason"))
 

@@ -11,7 +11,7 @@ from typing import Any
 from shadow.exchange import Answer, Choice
 from shadow.wire import sse
 from shadow.wire.answers import read_object
-from shadow.wire.assembly import ids_of
+from shadow.wire.assembly import ids_of, place_of
 from shadow.wire.responses import custom_arguments, flat_name, text_of
 from validators import ToolCall
 
@@ -228,19 +228,23 @@ class ResponseReader:
 
     def _of(self, event: dict[str, Any], kind: str, identity: Any) -> Item:
         """The item that an event tells of, by its id and its place; where it tells neither, the last of its kind."""
-        own, index = identity if isinstance(identity, str) and identity else None, event.get("output_index")
-        index = index if type(index) is int else None
+        own, told = identity if isinstance(identity, str) and identity else None, event.get("output_index")
+        index = None if told is None else place_of(told)
         by_id = self._ids.get(own) if own is not None else None
         by_index = self._indices.get(index) if index is not None else None
         item = by_id or by_index
+        in_doubt = told is not None and index is None
         if item is None and own is None and index is None:
-            item = next((item for item in reversed(self.items) if item.kind == kind and not item.closed), None)
+            going_on = [item for item in self.items if item.kind == kind and not item.closed]
+            item, in_doubt = going_on[-1] if going_on else None, in_doubt or len(going_on) > 1
         if item is None:
             item = self._new(kind)
         elif item.kind != kind:
             self._clash(item, kind)
         if by_id and by_index and by_id is not by_index:
             self._clash(by_index, kind)
+        if in_doubt:  # whose it is, some find out in another way
+            self._clash(item, kind)
         self._bind(item, own, index)
         self._touched = item
         return item

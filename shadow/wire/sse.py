@@ -21,16 +21,23 @@ DONE = b"[DONE]"
 
 
 class Splitter:
-    """Cuts a byte stream into raw event blocks. Feed what arrives; `rest` is what no blank line has ended yet."""
+    """Cuts a byte stream into raw event blocks. Feed what arrives; `rest` is what no blank line has ended yet.
+
+    Time grows with length only, however long an event is; how much memory one may take is for who feeds it to say.
+
+    Attributes:
+        waiting: how many bytes `rest` has.
+    """
 
     def __init__(self) -> None:
-        self._buffer = b""
-        self._searched = 0
+        self._parts: list[bytes] = []
+        self._last = b""  # of the parts: as much as may begin a blank line
+        self.waiting = 0
 
     @property
     def rest(self) -> bytes:
         """The bytes after the last complete block."""
-        return self._buffer
+        return b"".join(self._parts)
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yields each block that `chunk` completes, its ending blank line included.
@@ -38,13 +45,17 @@ class Splitter:
         A CR at the very end may be half a CRLF: the block goes out at once all the same, and a following LF opens the
         next block, where it means nothing.
         """
-        buffer = self._buffer + chunk if self._buffer else chunk
-        start, search = 0, self._searched
-        while end := _BLANK_LINE.search(buffer, search):
-            yield buffer[start : end.end()]
-            start = search = end.end()
-        self._buffer = buffer[start:]
-        self._searched = max(0, len(self._buffer) - 3)
+        known, text, start = len(self._last), self._last + chunk, 0
+        while end := _BLANK_LINE.search(text, start):
+            block = b"".join([*self._parts, text[max(start, known) : end.end()]])
+            self._parts.clear()
+            self.waiting = 0
+            yield block
+            start = end.end()
+        if rest := text[max(start, known) :]:
+            self._parts.append(rest)
+            self.waiting += len(rest)
+        self._last = text[max(start, len(text) - 3) :]
 
 
 def is_one_event(chunk: bytes) -> bool:

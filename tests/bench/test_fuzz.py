@@ -116,7 +116,7 @@ def test_a_splitter_that_overlooks_a_blank_line_in_two_pieces_is_noticed(monkeyp
     class Overlooking(sse.Splitter):
         def feed(self, chunk: bytes) -> list[bytes]:  # type: ignore[override]
             blocks = list(super().feed(chunk))
-            self._searched = len(self._buffer)
+            self._last = b""
             return blocks
 
     monkeypatch.setattr(sse, "Splitter", Overlooking)

@@ -1,5 +1,8 @@
 """Streams of one choice with a call in it: how calls are cut into deltas, and what stands around them."""
 
+from collections.abc import Callable
+from typing import Any
+
 from tests.proxy.leakstreams_shapes import entry, mark
 from tests.proxy.leakstreams_writing import Shelf, Writer
 from validators import ToolCall
@@ -172,6 +175,58 @@ def the_same_index_for_two_calls(w: Writer) -> None:
     w.hermes(w.call(2))
     w.hermes(w.call(2))
     w.close()
+
+
+@leak("index and id")
+def the_same_id_for_two_calls(w: Writer) -> None:
+    """Two calls by their indices; each has an object of arguments, so that nobody has another call by the id alone."""
+    w.open()
+    for index, one in enumerate((w.call(1), w.call(1))):
+        w.unsaid(one.id)
+        w.expect(ToolCall(one.name, one.arguments, "0"))
+        w.entries(entry(index, "0", one.name, one.arguments))
+    w.close()
+
+
+def _in_two_ways(*pieces: tuple[Any, str, str]) -> Callable[[Writer], None]:
+    """Entries with these indices, ids and arguments; what they are put together to depends on the client."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("See: ")
+        w.spoil()
+        for index, own, arguments in pieces:
+            w.entries(entry(index, own, w.marker(), arguments))
+        w.say(" And then.")
+        w.close()
+
+    return write
+
+
+IN_TWO_WAYS: dict[str, Callable[[Writer], None]] = {
+    "an id under two indices": _in_two_ways((0, "0", ""), (1, "0", '{"disk": "b"}')),
+    "an index under two ids": _in_two_ways((0, "a", ""), (0, "b", '{"p": "/"}')),
+    "an index under two ids, the second bare": _in_two_ways((0, "a", '{"p": "/"}'), (0, "b", "")),
+    "no index under two ids": _in_two_ways((None, "a", ""), (None, "b", '{"p": "/"}')),
+    "an index for some": _in_two_ways((0, "a", "{}"), (None, "b", "{}")),
+    "an index as a text": _in_two_ways(("0", "a", "{}"), ("1", "b", "{}")),
+    "an index below zero": _in_two_ways((-1, "a", "{}")),
+}
+for _name, _write in IN_TWO_WAYS.items():
+    SHELF.build(_name, "two readings", "Clients that go by index and by id differ.", _write)
+
+
+@leak("two readings", n=2)
+def two_readings_of_one_choice_of_two(w: Writer) -> None:
+    """And one that never finishes; the other has ended."""
+    w.open()
+    w.say("See: ")
+    w.say("It is up.", choice=1)
+    w.finish("stop", 1)
+    w.spoil()
+    for own, arguments in (("a", ""), ("b", "{}")):
+        w.entries(entry(0, own, w.marker(), arguments))
+    w.end()
 
 
 @leak("index and id")

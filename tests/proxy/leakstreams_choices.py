@@ -1,5 +1,7 @@
 """Streams of several choices: each is held by itself, whatever the others do."""
 
+from collections.abc import Callable
+
 from tests.proxy.leakstreams_shapes import Part, Spoken, entry, mark
 from tests.proxy.leakstreams_writing import Shelf, Writer
 
@@ -15,6 +17,12 @@ def _begun(w: Writer, one: Spoken, choice: int) -> Part:
 
 def _piece(w: Writer, text: str, choice: int) -> Part:
     return w.calls_part([entry(0, arguments=text)], choice)
+
+
+def _with_index(part: Part, index: bytes) -> Part:
+    """The same entry of the first choice, with another index."""
+    old, new = b'{"index":0,"delta"', b'{"index":%b,"delta"' % index
+    return Part(part.plain.replace(old, new, 1), part.injected.replace(old, new, 1), part.choice, part.text)
 
 
 @leak("several choices", n=2)
@@ -164,6 +172,36 @@ def choice_index_missing(w: Writer) -> None:
     call = mark([entry(0, one.id, one.name, one.arguments)])
     w.raw(w.chunk(b'{"delta":{"tool_calls":%b},"finish_reason":null}' % call))
     w.close()
+
+
+@leak("choice index", n=2)
+def choice_index_null_beside_text_of_another_choice(w: Writer) -> None:
+    """In one event: what is left of it without the first choice must hold nothing of that."""
+    one = w.call(1)
+    w.open()
+    w.expect(one.tool_call)
+    call = w.calls_part([entry(0, one.id, one.name, one.arguments)], finish="tool_calls")
+    text = w.part(b'{"content":"hi"}', 1, spelled="hi", text="hi", finish="stop")
+    w.send(_with_index(call, b"null"), text)
+    w.end()
+
+
+def _odd_index(index: bytes) -> Callable[[Writer], None]:
+    """A call beside another choice's text, in an event."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("It is ", choice=1)
+        w.spoil()
+        call = w.calls_part([entry(0, w.marker(), w.marker(), "{}")], finish="tool_calls")
+        w.send(_with_index(call, index), w.text_part("up.", 1))
+        w.close("stop")
+
+    return write
+
+
+for _index in (b"false", b"true", b"0.0", b"1.0", b'"0"', b'""', b"[]", b"{}", b"4294967296"):
+    SHELF.build(f"choice index {_index.decode()}", "choice index", "Readers differ.", _odd_index(_index), n=2)
 
 
 @leak("choice index")

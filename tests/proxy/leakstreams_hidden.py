@@ -101,6 +101,31 @@ def tool_calls_as_text(w: Writer) -> None:
     w.close()
 
 
+def _no_calls(form: bytes, key: bytes = b"tool_calls") -> Callable[[Writer], None]:
+    """Text, and a key that holds calls with something else in it, in the only event of its choice's end."""
+
+    def write(w: Writer) -> None:
+        w.open()
+        w.say("See: ")
+        w.spoil()
+        call = mark({"index": 0, "function": {"name": w.marker(), "arguments": f'{{"{w.marker()}": 1}}'}})
+        w.send(w.part(b'{"%b":%b}' % (key, form % call), finish="tool_calls"))
+        w.end()
+
+    return write
+
+
+NO_CALLS = {
+    "a list in a list": _no_calls(b"[[%b]]"),
+    "a call beside null": _no_calls(b"[%b,null]"),
+    "a call beside a text": _no_calls(b'[%b,"f()"]'),
+    "a function as a list": _no_calls(b'[{"index":0,"function":[%b]}]'),
+    "an older call in a list": _no_calls(b"[%b]", b"function_call"),
+}
+for _name, _write in NO_CALLS.items():
+    SHELF.build(_name, "no list of calls", "Somebody may take calls from it all the same.", _write)
+
+
 # -- keys
 
 

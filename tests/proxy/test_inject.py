@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy import inject
 from proxy.cut import Nulls
-from proxy.inject import Injection, Level, Removal, plan
+from proxy.inject import EndlessEventError, Injection, Level, Removal, plan
 from shadow.exchange import Dialect, Request
 from shadow.wire import dialects
 
@@ -352,3 +353,13 @@ def test_what_a_stream_ends_with_is_cut_as_well(injection: Injection | None, res
     for pieces in ([rest], [rest[:9], rest[9:]]):
         removal = Removal(injection.nulls)
         assert b"".join(map(removal.feed, pieces)) + removal.rest == shown
+
+
+def test_an_event_without_an_end_is_not_gathered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inject, "MAX_EVENT", 1000)
+    removal = Removal(Nulls(frozenset({b"prompt_token_ids"}), frozenset({b"token_ids"})))
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 900 + b'"},"token_ids":[1]}]}\n\n'
+    assert b"".join(removal.feed(event[at : at + 10]) for at in range(0, len(event), 10)).endswith(b":null}]}\n\n")
+    assert removal.feed(event[:-1]) == b""
+    with pytest.raises(EndlessEventError):
+        removal.feed(b" " * 100)

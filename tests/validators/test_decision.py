@@ -181,12 +181,19 @@ def test_own_findings_that_do_not_refuse_wait_for_the_references() -> None:
     assert short(decided(policy(0, {"repeat": "release"}), own=[found("repeat")])) == "repeat release none repeat"
 
 
-def test_a_choice_without_calls_about_which_nobody_said_anything_is_released() -> None:
+def test_a_choice_without_calls_is_released_where_nobody_is_asked_or_nothing_must_be_verified() -> None:
     assert short(decided(policy(0), calls=())) == "unverified release none no_call"
+    assert short(decided(policy(1), calls=())) == "unverified release none no_reference"
+    assert short(decided(policy(1), [says("r")], calls=(), expired=True)) == "unverified release r timeout"
+
+
+def test_silence_about_no_calls_is_no_agreement() -> None:
     strict = policy(1, {"unverified": "refuse"})
-    assert short(decided(strict, calls=())) == "unverified release none no_call"
-    assert short(decided(strict, [Opinion("r", twin=False, findings=())], calls=())) == "match release none no_call"
-    assert short(decided(strict, [says("r")], calls=(), expired=True)) == "match release none no_call"
+    late, silent = says("r"), Opinion("r", twin=False, findings=())
+    for opinions, why in (([], "none no_reference"), ([late], "r timeout"), ([silent], "r not_compared")):
+        verdict = decided(strict, opinions, calls=(), expired=True)
+        assert short(verdict) == f"unverified refuse {why}"
+        assert verdict.agreed == ()
     missing = Opinion("r", twin=False, findings=(found("mismatch", None, "missing"),))
     assert short(decided(strict, [missing], calls=())) == "mismatch refuse r missing"
 

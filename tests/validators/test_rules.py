@@ -149,8 +149,29 @@ def test_what_64_bits_do_not_hold_is_never_rounded(number: str) -> None:
     assert says("args.other == 1", arguments) is True
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "100.000000000000000000001", "99.99999999999999999999", "100." + "0" * 60 + "1", "3.14159265358979323846",
+        "9007199254740993.5", "0.12345678901234567",
+    ],
+)  # fmt: skip
+def test_a_fraction_that_no_double_tells_is_never_rounded(number: str) -> None:
+    assert problem("args.n <= 100", f'{{"n": {number}}}') == "number"
+
+
+@pytest.mark.parametrize("number", ["0.1", "0.10000000000000001", "0.10000000000000000555", "1e-7", "100." + "0" * 60])
+def test_a_fraction_is_its_double_in_however_many_digits_that_is_written(number: str) -> None:
+    assert says("args.n <= 100 && args.n > 0.0", f'{{"n": {number}}}') is True
+
+
+def test_whole_bounds_beyond_53_bits_are_exact() -> None:
+    assert says("args.n <= 9007199254740992", '{"n": 9007199254740993}') is False
+
+
 def test_a_number_of_a_million_digits_is_taken_for_what_it_is_worth() -> None:
-    assert says("args.n < 2 && args.n > 1.1", '{"n": 1.' + "2" * 1_000_000 + "}") is True
+    assert problem("args.n < 2 && args.n > 1.1", '{"n": 1.' + "2" * 1_000_000 + "}") == "number"
+    assert says("args.n < 2 && args.n > 1.1", '{"n": 1.2' + "0" * 1_000_000 + "}") is True
 
 
 def test_numbers_that_others_have_parsed_are_taken_too() -> None:

@@ -154,6 +154,20 @@ def test_findings_and_their_words_are_few_and_short() -> None:
     assert len(check(deep, {"p" * 400: 1})[0].where) == MAX_DETAIL
 
 
+def test_of_thousands_of_errors_only_what_is_told_is_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seen = checking._plain, list[Any]()
+
+    def counting(error: Any) -> Any:
+        seen.append(error)
+        return plain(error)
+
+    monkeypatch.setattr(checking, "_plain", counting)
+    found = check({"required": [f"k{i}" for i in range(4900)]}, {})
+    assert [finding.detail.partition(" ")[0] for finding in found] == [f'"k{i}"' for i in range(MAX_FINDINGS)]
+    assert len(seen) == MAX_FINDINGS
+    assert len(check({"required": ["a", "b"]}, {})) == 2
+
+
 @pytest.mark.parametrize("parameters", [None, {}, [], True, {"type": "object"}, {"type": "object", "properties": []}])
 def test_no_parameters_allow_any_object(parameters: Any) -> None:
     assert check(parameters, {"anything": [1, None]}) == []

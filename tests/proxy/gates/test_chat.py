@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.cut import Nulls
-from proxy.gate import REST, Signal
+from proxy.gate import REST, HeldTooMuchError, Signal
 from proxy.gates.chat import ChatGate, ChatWhole
 from proxy.gates.chat_calls import calls_of_whole
 from proxy.gates.chat_writing import with_messages
@@ -187,6 +187,22 @@ WHOLE = {
     ),
     "an empty one in another case": (b'{"choices":[{"message":{"content":"x","Tool_Calls":[]}}]}', []),
     "of another dialect, in capitals": (b'{"choices":[{"message":{"content":[{"type":"TOOL_USE"}]}}]}', None),
+    "an object for a list": (b'{"choices":[{"message":{"tool_calls":{"function":{"name":"f"}}}}]}', None),
+    "in a list of lists": (b'{"choices":[{"message":{"tool_calls":[[{"function":{"name":"f"}}]]}}]}', None),
+    "as a text": (b'{"choices":[{"message":{"tool_calls":"f()"}}]}', None),
+    "true": (b'{"choices":[{"message":{"tool_calls":true}}]}', None),
+    "with a function that is a text": (b'{"choices":[{"message":{"tool_calls":[{"function":"f()"}]}}]}', None),
+    "with a name that is a number": (b'{"choices":[{"message":{"tool_calls":[{"function":{"name":1}}]}}]}', None),
+    "with arguments that are a number": (
+        b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":7}}]}}]}',
+        None,
+    ),
+    "with arguments that are an object": (
+        b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":{"a":7}}}]}}]}',
+        [0],
+    ),
+    "older in a list": (b'{"choices":[{"message":{"function_call":[{"name":"f"}]}}]}', None),
+    "older as a text": (b'{"choices":[{"message":{"function_call":"f()"}}]}', None),
     "not JSON": (b"<html>", None),
     "a list": (b'[{"tool_calls":[1]}]', None),
 }
@@ -196,6 +212,42 @@ WHOLE = {
 def test_where_a_whole_answer_holds_calls(name: str) -> None:
     body, places = WHOLE[name]
     assert calls_of_whole(body) == places
+
+
+CALL = b'{"tool_calls":[{"id":"a","function":{"name":"wipe","arguments":"{}"}}]}'
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(b"0", b"null"), (b"0", b"0"), (b"null", b"null"), (b"0", b'"1"'), (b"0", b"1.0")]
+)
+def test_a_whole_answer_whose_choices_are_told_apart_in_two_ways_is_not_read(first: bytes, second: bytes) -> None:
+    form = b'{"choices":[{"index":%b,"message":{"content":"x"}},{"index":%b,"message":%b}]}'
+    body = form % (first, second, CALL)
+    assert ChatWhole(body, body).held is None
+    text = form % (first, second, b'{"content":"y"}')
+    assert ChatWhole(text, text).held == {}
+
+
+def test_the_only_choice_of_a_whole_answer_needs_no_index() -> None:
+    for index in (b'"index":null,', b""):
+        body = b'{"choices":[{%b"message":%b}]}' % (index, CALL)
+        whole = ChatWhole(body, body)
+        assert whole.held is not None
+        assert [call.name for call in whole.held[0].calls] == ["wipe"]
+        assert json.loads(whole.replaced({0: "no"}))["choices"][0]["index"] == 0
+
+
+TWO_READINGS = [stream for stream in CORPUS if stream.kind in {"two readings", "no list of calls"}]
+
+
+@pytest.mark.parametrize("stream", TWO_READINGS, ids=[stream.name for stream in TWO_READINGS])
+def test_a_call_that_has_two_readings_is_not_judged_before_the_end(stream: LeakStream) -> None:
+    gate = ChatGate(None)
+    held = gate.feed(stream.body)
+    assert leaked(held, stream) is None
+    assert (Signal.CLOSED, 0) not in gate.signals()
+    gate.end()
+    assert REST in gate.undecided()
 
 
 def test_a_whole_answer_gets_another_message() -> None:
@@ -251,3 +303,11 @@ def test_a_whole_answer_is_refused_however_its_keys_are_spelled(key: str) -> Non
     sent = whole.replaced({0: "no"})
     assert b"wipe" not in sent
     assert json.loads(sent)["choices"][0]["message"] == {"role": "assistant", "content": "no"}
+
+
+def test_an_event_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.gates.chat.MAX_HELD", 300)
+    gate = ChatGate(None)
+    assert gate.feed(b"data: " + b"x" * 290) == b""
+    with pytest.raises(HeldTooMuchError):
+        gate.feed(b"x" * 10)

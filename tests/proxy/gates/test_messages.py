@@ -366,6 +366,10 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HeldTooMuchError):
         gate.feed(stream.body)
     assert leaked(gate.refused(0, REFUSED), stream) is None
+    gate = MessagesGate()
+    assert gate.feed(b"data: " + b"x" * 290) == b""
+    with pytest.raises(HeldTooMuchError):
+        gate.feed(b"x" * 10)
 
 
 def test_the_end_that_stood_behind_what_is_held_back_is_told() -> None:

@@ -269,7 +269,7 @@ def test_reading_never_raises(choices: list[Any], dialect: Dialect, stream: bool
     text = json.dumps({"choices": choices}).encode()
     body = b"data: " + text + b"\n\n" if stream else text
     answer = answers.read(dialect, body, stream=stream)
-    assert answer.problem in {None, "truncated"}
+    assert answer.problem in {None, "truncated", "garbage"}
     for choice in answer.choices.values():
         assert choice.top is None or len(choice.top) == len(choice.token_ids or ())
 
@@ -304,6 +304,21 @@ def test_a_whole_body_needs_no_done_but_a_finish() -> None:
 def test_choices_without_an_index_are_the_first() -> None:
     answer = read(chunk({"content": "a"}, index=None), chunk({"content": "b"}, "stop", index="1"), b"[DONE]")
     assert answer.choices[0].content == "ab"
+
+
+@pytest.mark.parametrize("index", ["1", True, 1.0, -1, 2**31])
+def test_an_index_that_readers_differ_about_is_garbage(index: Any) -> None:
+    answer = read(chunk({"content": "a"}), chunk({"content": "b"}, "stop", index=index), b"[DONE]")
+    assert (answer.problem, answer.choices[0].content) == ("garbage", "ab")
+    assert whole({"index": index, "message": {"content": "x"}, "finish_reason": "stop"}).problem == "garbage"
+
+
+def test_calls_that_clients_put_together_in_two_ways_are_garbage() -> None:
+    first, second = ({"index": i, "id": "0", "function": {"name": "f", "arguments": "{}" * i}} for i in (0, 1))
+    answer = read(chunk({"tool_calls": [first]}), chunk({"tool_calls": [second]}, "tool_calls"), b"[DONE]")
+    assert answer.problem == "garbage"
+    message = {"tool_calls": [first, second]}  # whole calls are nobody's pieces
+    assert whole({"index": 0, "message": message, "finish_reason": "tool_calls"}).problem is None
 
 
 # -- calls, reasoning, older shapes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shadow.exchange import NO_ID
 from shadow.wire import chat, completions
-from shadow.wire.assembly import CallAssembler, ChoiceAssembler, Token, align, ids_of, number_of, token_id
+from shadow.wire.assembly import CallAssembler, ChoiceAssembler, Token, align, ids_of, number_of, place_of, token_id
 from validators import ToolCall
 
 
@@ -119,6 +119,87 @@ def test_odd_members_change_nothing(odd: dict[str, Any]) -> None:
 def test_an_index_that_is_no_number_is_as_if_missing() -> None:
     first = {"index": "0", "id": "a", "function": {"name": "f"}}
     assert calls_of(first, {"index": True, "function": {"arguments": "1"}}) == (ToolCall("f", "1", "a"),)
+
+
+# -- where clients that go by index and clients that go by id differ
+
+
+def in_conflict(*deltas: Any) -> bool:
+    assembler = CallAssembler()
+    for one in deltas:
+        assembler.add(one)
+    return assembler.conflict
+
+
+ALIKE: dict[str, list[dict[str, Any]]] = {
+    "one call": [delta(0, "a", "f"), delta(0, text="{}")],
+    "its id in each delta": [delta(0, "a", "f"), delta(0, "a", text="{}")],
+    "an empty id later": [delta(0, "a", "f"), delta(0, "", text="{}")],
+    "no index": [delta(None, "a", "f", '{"x": 1}'), delta(None, "b", "g", "{}")],
+    "no index, pieces by id": [
+        delta(None, "a", "f"), delta(None, "b", "g"), delta(None, "a", text='{"x": '), delta(None, "b", text="{}"),
+        delta(None, "a", text="1}"),
+    ],
+    "neither index nor id": [delta(None, None, "f", "{}"), delta(None, None, "g"), delta(None, text="{}")],
+    "the first index in the first delta only": [delta(0, "a", "f"), delta(None, text="{}")],
+    "a server that never counts": [delta(0, "a", "f", '{"x": 1}'), delta(0, "b", "g", "{}")],
+    "one id for all calls": [delta(0, "0", "f", '{"a": 1}'), delta(1, "0", "f"), delta(1, text='{"a": 2}')],
+    "calls without arguments": [delta(0, "a", "f", ""), delta(1, "b", "g", "")],
+}  # fmt: skip
+DIFFERING: dict[str, list[dict[str, Any]]] = {
+    "an id under two indices": [delta(0, "0", "wipe", ""), delta(1, "0", "wipe", '{"disk": "b"}')],
+    "the first has arguments alone": [delta(0, "0", "read", '{"p": "/"}'), delta(1, "0", "wipe", "")],
+    "an index under two ids": [delta(0, "a", "delete", ""), delta(0, "b", "read", '{"p": "/"}')],
+    "an index under two ids, the second bare": [delta(0, "a", "read", '{"p": "/"}'), delta(0, "b", "delete", "")],
+    "a call in two calls": [delta(0, "a", "f", '{"x":'), delta(0, "b", "g", "1}")],
+    "one inside the other": [
+        delta(0, "a", "f", '{"x": ['), delta(0, "b", "g", '{"y": 2}'), delta(0, "a", text="]}"),
+    ],
+    "one inside the other, and one more": [
+        delta(0, "a", "f", '{"x": ['), delta(0, "b", "g", "{}"), delta(0, "a", text="]}"), delta(0, "c", "h", "{}"),
+    ],
+    "no index under two ids": [delta(None, "a", "delete", ""), delta(None, "b", "read", '{"p": "/"}')],
+    "an index for some": [delta(0, "a", "f"), delta(1, "b", "g"), delta(None, text="{}")],
+    "another index for some": [delta(7, "a", "f"), delta(None, text="{}")],
+    "an index as a text": [delta(0, "a", "f"), {"index": "0", "function": {"arguments": "{}"}}],
+    "an index that is true": [delta(1, "a", "f"), {"index": True, "function": {"arguments": "{}"}}],
+    "an index that is 0.0": [delta(0, "a", "f"), {"index": 0.0, "function": {"arguments": "{}"}}],
+    "an index below zero": [delta(-1, "a", "f", "{}")],
+    "an index beyond all": [delta(2**53, "a", "f", "{}")],
+    "an id that is a number": [{"index": 0, "id": 7, "function": {"name": "f"}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_deltas_that_every_client_puts_together_alike(name: str) -> None:
+    assert not in_conflict(*ALIKE[name])
+
+
+@pytest.mark.parametrize("name", DIFFERING)
+def test_deltas_that_clients_put_together_in_two_ways(name: str) -> None:
+    assert in_conflict(*DIFFERING[name])
+
+
+def test_the_same_id_under_another_index_is_another_call() -> None:
+    assert calls_of(delta(0, "0", "f", '{"a": 1}'), delta(1, "0", "f"), delta(1, "0", text='{"a": 2}')) == (
+        ToolCall("f", '{"a": 1}', "0"),
+        ToolCall("f", '{"a": 2}', "0"),
+    )
+
+
+def test_what_is_joined_is_looked_at_up_to_a_length() -> None:
+    long = '{"x": "' + "y" * 2**20 + '"}'
+    assert in_conflict(delta(0, "a", "f", long), delta(0, "b", "g", "{}"))
+    assert not in_conflict(delta(0, "a", "f", long), delta(1, "b", "g", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("index", "place"),
+    [(None, 0), (0, 0), (5, 5), (2**31 - 1, 2**31 - 1), (2**31, None), (-1, None), ("0", None), (True, None),
+     (False, None), (0.0, None), ([], None)],
+)  # fmt: skip
+def test_a_place_is_what_every_reader_takes_it_for(index: Any, place: int | None) -> None:
+    assert place_of(index) == place
 
 
 PIECES = st.lists(st.text('ab{}"', max_size=3), max_size=4)

@@ -183,6 +183,9 @@ TWICE: dict[str, list[dict[str, Any]]] = {
     "two kinds": [added({"type": "message", "id": "fc_1"}), done(call())],
     "two kinds of text": [done(call()), {"type": "response.output_text.delta", "item_id": "fc_1", "delta": "x"}],
     "two items": [added(call(arguments="")), added(call(arguments="", id="fc_2"), 1), delta("{}", "fc_1", 1)],
+    "a place as a text": [added(call(arguments="")), delta("{}", None) | {"output_index": "0"}],
+    "a place that is true": [added(call(arguments="")), delta("{}") | {"output_index": True}],
+    "neither id nor place, of two": [added(call()), added(call(id="fc_2", arguments=""), 1), delta("{}", None, None)],
 }
 
 

@@ -1,6 +1,7 @@
 import copy
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def cut_everywhere(stream: bytes, payloads: list[bytes]) -> None:
         after, expected = stream[at : at + 4], data_in([block])
         window, first, before = block + after, sse.Splitter(), list[bytes]()
         for cut in range(len(block) + 1):
-            second = copy.copy(first)
+            second = forked(first)
             found = [*before, *second.feed(window[cut:])]
             assert b"".join(found) + second.rest == window
             assert data_in(found) == expected, (cut, window)
@@ -116,6 +117,12 @@ def cut_everywhere(stream: bytes, payloads: list[bytes]) -> None:
                 assert cut >= len(block) - 1
                 assert data_in(blocks_of([b"\n" + stream[at:]])[0]) == data_in(blocks_of([stream[at:]])[0])
             before += first.feed(window[cut : cut + 1])
+
+
+def forked(splitter: sse.Splitter) -> sse.Splitter:
+    other = copy.copy(splitter)
+    other._parts = splitter._parts.copy()
+    return other
 
 
 def byte_by_byte(stream: bytes, payloads: list[bytes]) -> None:
@@ -211,19 +218,24 @@ def test_a_crlf_is_one_line_end() -> None:
     assert blocks_of([b"data: a\r", b"\n", b"\r", b"\n"]) == ([b"data: a\r\n\r"], b"\n")
 
 
-def test_a_long_block_in_small_pieces_is_not_searched_again_and_again() -> None:
-    class Counted(sse.Splitter):
-        searched = 0
+def test_a_long_block_in_small_pieces_is_neither_searched_nor_copied_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blank_line, seen = sse._BLANK_LINE, list[int]()
 
-        def feed(self, chunk: bytes) -> Iterator[bytes]:
-            Counted.searched += len(self._buffer) + len(chunk) - self._searched
-            yield from super().feed(chunk)
+    class Counted:
+        def search(self, text: bytes, start: int) -> re.Match[bytes] | None:
+            seen.append(len(text))
+            return blank_line.search(text, start)
 
-    splitter = Counted()
-    for _ in range(1_000):
+    monkeypatch.setattr(sse, "_BLANK_LINE", Counted())
+    splitter = sse.Splitter()
+    for count in range(1_000):
+        assert splitter.waiting == 100 * count
         assert list(splitter.feed(b"x" * 100)) == []
     assert list(splitter.feed(b"\n\n")) == [b"x" * 100_000 + b"\n\n"]
-    assert Counted.searched < 110_000
+    assert splitter.waiting == 0
+    assert sum(seen) < 110_000
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import IPv6Address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from yarl import URL
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -20,8 +23,22 @@ def _seconds(value: Any) -> Any:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-"""A duration: a number of seconds, or text with a unit."""
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
+"""A duration that ends: a number of seconds, or text with a unit."""
+
+Endless = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+"""A duration, or infinity."""
+
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+def _is_host(name: str) -> bool:
+    if ":" in name:
+        with suppress(ValueError):
+            return bool(IPv6Address(name))
+        return False
+    labels = name.removesuffix(".").split(".")
+    return len(name) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
 
 
 def _base_url(value: str) -> str:
@@ -29,16 +46,20 @@ def _base_url(value: str) -> str:
     if not value.isprintable() or " " in value:
         raise ValueError("a URL has neither spaces nor line ends")
     try:
+        if not value.isascii():  # as a browser does: the host in punycode, the path percent-encoded
+            value = str(URL(value))
         parts = urlsplit(value)
-        _ = parts.port
+        port = parts.port
     except ValueError:
-        raise ValueError("not a URL: a host and a port from 0 to 65535 were expected") from None
+        raise ValueError("not a URL: a host and a port from 1 to 65535 were expected") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("a URL like http://host:8000/v1 was expected")
     if parts.username or parts.password:
         raise ValueError("credentials do not belong in the URL; use api_key")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
+    if not _is_host(parts.hostname) or port == 0:
+        raise ValueError("nothing can be reached there: a host's name or address was expected, a port from 1 to 65535")
     return value.rstrip("/")
 
 

@@ -4,13 +4,14 @@ Label values are bounded: a tool or model beyond a limit becomes `other`. No con
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
 from prometheus_client import Counter as Total
+from prometheus_client import Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from proxy.tallies import Counts, Times
+from proxy.tallies import Counts, Registry, Times
 from shadow.breaker import Circuit
 from shadow.choice import ChoiceReport
 from shadow.divergence import Outcome, flips, window
@@ -31,11 +32,13 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_0
 
 
 class Bounded:
-    """Lets through the first `limit` different values; later ones become `other`."""
+    """Lets through the first `limit` different values, those of `first` before all; later ones become `other`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, first: Iterable[str] = ()) -> None:
         self._limit = limit
         self._known: set[str] = set()
+        for value in first:
+            self(value)
 
     def __call__(self, value: str, *, admit: bool = True) -> str:
         """The value, or `other`; without `admit` only if it is known already."""
@@ -48,48 +51,59 @@ class Bounded:
 
 
 class Metrics:
-    """All metrics of one process, in a registry of their own."""
+    """All metrics of one process, in a registry of their own.
 
-    def __init__(self, *, tools: int = 200, models: int = 50) -> None:
-        self.registry = CollectorRegistry()
-        self._tool, self._model = Bounded(tools), Bounded(models)
+    At most so many `tools` and `models` are told apart. `first_tools` and `first_models` have their places from the
+    start on; a client's names take one once a primary has answered with them.
+    """
+
+    def __init__(
+        self,
+        *,
+        tools: int = 200,
+        models: int = 50,
+        first_tools: Iterable[str] = (),
+        first_models: Iterable[str] = (),
+    ) -> None:
+        self.registry = Registry()
+        self._tool, self._model = Bounded(tools, first_tools), Bounded(models, first_models)
         registry = self.registry
         self._requests = Counts(
             "counterproof_requests",
             "Requests answered to clients.",
             ["dialect", "model", "code", "stream"],
         )
-        registry.register(self._requests)
+        registry.tally(self._requests)
         self._coverage = Counts(
             "counterproof_coverage",
             "Requests of a dialect by who looks at their calls: held (block mode), mirrored, sampled_out, unread, off.",
             ["dialect", "coverage"],
         )
-        registry.register(self._coverage)
+        registry.tally(self._coverage)
         self._upstream = Times(
             "counterproof_upstream_seconds", "Time spent waiting for the primary.", "dialect", _SECONDS
         )
-        registry.register(self._upstream)
+        registry.tally(self._upstream)
         self._overhead = Times(
             "counterproof_overhead_seconds",
             "Total time of a request minus waiting for the primary.",
             "dialect",
             _OVERHEAD,
         )
-        registry.register(self._overhead)
+        registry.tally(self._overhead)
         self._first_byte = Times(
             "counterproof_time_to_first_byte_seconds",
             "From the request's first byte to the first byte of its answer.",
             "dialect",
             _SECONDS,
         )
-        registry.register(self._first_byte)
+        registry.tally(self._first_byte)
         self._mirror = Counts(
             "counterproof_mirror",
             "What became of each answered exchange, per shadow.",
             ["shadow", "outcome", "reason"],
         )
-        registry.register(self._mirror)
+        registry.tally(self._mirror)
         self._queue = Gauge(
             "counterproof_mirror_queue", "Exchanges that wait for the shadow.", ["shadow"], registry=registry
         )
@@ -212,7 +226,7 @@ class Metrics:
         first_byte: float | None,
     ) -> None:
         """One request has been answered; times in seconds."""
-        named = self._model(model) if model else ""
+        named = self._model(model, admit=code < 400) if model else ""
         self._requests.add(dialect, named, str(code), "true" if stream else "false")
         self._upstream.observe(dialect, upstream)
         self._overhead.observe(dialect, max(0.0, total - upstream))
@@ -265,7 +279,8 @@ class Metrics:
         """By tool: only names that the request itself offered, since a model can make a name of anything."""
         offered = exchange.request.tool_names
         for finding in findings:
-            tool = self._tool(finding.tool) if finding.tool in offered else OTHER
+            answered = exchange.status < 400
+            tool = self._tool(finding.tool, admit=answered) if finding.tool in offered else OTHER
             self._calls.labels(self._model_of(exchange), tool, shadow, finding.word.value).inc()
 
     def _count_positions(self, shadow: str, model: str, report: ChoiceReport) -> None:
@@ -332,7 +347,11 @@ class Metrics:
             self._up.labels(reference.name).set(state is State.READY)
             self._circuit.labels(reference.name).set(reference.breaker.state is not Circuit.CLOSED)
 
-    def text(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format that a scraper accepts, and its content type."""
+    def taken(self) -> Collector:
+        """What is counted up to now, for `text` in another thread; to be called on the thread that counts."""
+        return self.registry.taken()
+
+    def text(self, accept: str, taken: Collector | None = None) -> tuple[bytes, str]:
+        """The exposition in the format that a scraper accepts, and its content type; of `taken`, or of now."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(taken or self.registry), content_type

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from proxy.fields import BaseUrl, FaultAt, HostName, Key, Location, Port, Rate, Seconds, Section
+from proxy.fields import BaseUrl, Endless, FaultAt, HostName, Key, Location, Port, Rate, Seconds, Section
 from proxy.inject import Level
 from proxy.keys import digest
 from proxy.paths import ADMINISTRATIVE
@@ -32,6 +32,7 @@ from shadow.mirror import Limits
 ENV_PREFIX = "COUNTERPROOF_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHORTEST_KEY = 16
+_GLOB = frozenset("*?[")
 
 
 class PrimarySettings(Section):
@@ -110,7 +111,7 @@ class LedgerSettings(Section):
     """Where what was found is kept, and how much of it."""
 
     path: Path | None = Field(default=Path("counterproof.db"), description="null keeps no ledger")
-    keep: Seconds | None = Field(
+    keep: Endless | None = Field(
         default=30 * 86400.0, description="how long an exchange is kept (30d, 12h); null keeps everything"
     )
     content: Literal["none", "redacted", "full"] = "redacted"
@@ -133,9 +134,11 @@ class ListenSettings(Section):
     host: str = "127.0.0.1"
     port: Port = 8080
     max_in_flight: int = Field(default=4096, ge=1, description="open requests; one more is told 503 and when to retry")
-    max_body_bytes: ByteSize = Field(default=ByteSize(64 * 1024 * 1024), description="a larger request body is 413")
+    max_body_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024 * 1024), ge=1, description="a larger request body is 413"
+    )
     max_head_bytes: ByteSize = Field(
-        default=ByteSize(64 * 1024), description="a request's line and headers; larger ones are 431"
+        default=ByteSize(64 * 1024), ge=1024, description="a request's line and headers; larger ones are 431"
     )
     read_timeout: Seconds = Field(
         default=60.0, description="the longest silence of a client that is sending its head or its body"
@@ -322,6 +325,17 @@ class Settings(BaseSettings):
         if self.audit.path != "auto":
             return self.audit.path
         return None if self.ledger.path is None else self.ledger.path.with_name("audit.jsonl")
+
+    @property
+    def named_tools(self) -> list[str]:
+        """The tools that the policy names without a glob."""
+        return [tool.match for tool in self.policy.tools if not _GLOB.intersection(tool.match)]
+
+    @property
+    def named_models(self) -> list[str]:
+        """The models of primaries that the configuration names without a glob."""
+        told = [primary.model for _, primary, _ in self._primaries() if primary.model]
+        return [*told, *(route.model for route in self.routes if not _GLOB.intersection(route.model))]
 
     def _primaries(self) -> Iterator[tuple[Location, PrimarySettings, tuple[ShadowSettings, ...]]]:
         """Each primary with its place in the configuration and its shadows; the default one last, as it is asked."""

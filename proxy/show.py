@@ -88,7 +88,8 @@ def exchanges(records: Iterable[Record]) -> Table:
     for record in records:
         when = dt.datetime.fromtimestamp(record["began_at"], dt.UTC).astimezone().strftime("%m-%d %H:%M:%S")
         tools = sorted({call.get("name", "?") for choice in record["choices"] for call in choice["calls"]})
-        first = (record["id"][:11], when, record["model"], ", ".join(tools))
+        about = record["problem"] if record.get("unreadable") else ", ".join(tools)
+        first = (record["id"][:11], when, record["model"], about)
         for finding in record["findings"]:
             table.add_row(*first, "(none needed)", finding["reason"], word(finding["word"]), "")
             first = ("", "", "", "")
@@ -126,7 +127,8 @@ def exchange(record: Record) -> Group:
 def _head(record: Record) -> Table:
     table = Table.grid(padding=(0, 2))
     tokens = ", ".join(f"{c['prompt_tokens']} + {c['completion_tokens']}" for c in record["choices"])
-    kind = f"{record['dialect']}{', streamed' if record['stream'] else ''}, HTTP {record['status']}"
+    whole = not record.get("unreadable")
+    kind = f"{record['dialect']}{', streamed' if record['stream'] else ''}, HTTP {record['status']}" if whole else None
     rows = {
         "exchange": record["id"],
         "conversation": record["conversation"],
@@ -134,7 +136,7 @@ def _head(record: Record) -> Table:
         "model": record["model"],
         "kind": kind,
         "prompt + completion tokens": tokens or "–",
-        "seconds": f"{record['seconds']:.3f}",
+        "seconds": f"{record['seconds']:.3f}" if whole else None,
         "problem": record["problem"],
     }
     for name, value in rows.items():

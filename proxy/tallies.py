@@ -1,15 +1,18 @@
 """Counters and histograms of the byte path: custom collectors of the metrics client, for one thread, without a lock.
 
-Several of them are moved per request, and the client's own ones, made for many threads, take microseconds each.
+Several of them are moved per request, and the client's own ones, made for many threads, take microseconds each. What
+another thread is to write out is taken first, on theirs.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
+
+Collect = Callable[[], Iterable[Metric]]
 
 
 class Counts(Collector):
@@ -25,8 +28,16 @@ class Counts(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """What was counted so far."""
+        return self._told(self._counts)
+
+    def taken(self) -> Collect:
+        """What was counted so far and does not move any more, for another thread to collect."""
+        counts = self._counts.copy()
+        return lambda: self._told(counts)
+
+    def _told(self, counts: Mapping[tuple[str, ...], int]) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._about, labels=self._labels)
-        for labels, count in self._counts.items():
+        for labels, count in counts.items():
             family.add_metric(labels, count)
         yield family
 
@@ -52,11 +63,54 @@ class Times(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """What was counted so far, its buckets added up as the format wants them."""
+        return self._told(self._counts, self._sums)
+
+    def taken(self) -> Collect:
+        """What was counted so far and does not move any more, for another thread to collect."""
+        counts, sums = {label: counts.copy() for label, counts in self._counts.items()}, self._sums.copy()
+        return lambda: self._told(counts, sums)
+
+    def _told(self, seen: Mapping[str, Sequence[int]], sums: Mapping[str, float]) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._about, labels=[self._label])
-        for label, counts in self._counts.items():
+        for label, counts in seen.items():
             total, buckets = 0, []
             for name, count in zip(self._names, counts, strict=True):
                 total += count
                 buckets.append((name, total))
-            family.add_metric([label], buckets, self._sums[label])
+            family.add_metric([label], buckets, sums[label])
         yield family
+
+
+class Registry(CollectorRegistry):
+    """The client's registry, with the collectors of this module beside those of the client's own.
+
+    `collect` is for the thread that counts. What `taken` gives may be collected in another one: the client's own
+    collectors are made for that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tallies: list[Counts | Times] = []
+
+    def tally(self, one: Counts | Times) -> None:
+        """Takes in a collector of this module."""
+        self._tallies.append(one)
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything as it is."""
+        for tally in self._tallies:
+            yield from tally.collect()
+        yield from super().collect()
+
+    def taken(self) -> Collector:
+        """What this module's collectors have counted up to now, and the client's own as they are when collected."""
+        return _Taken([*(tally.taken() for tally in self._tallies), super().collect])
+
+
+class _Taken(Collector):
+    def __init__(self, parts: Sequence[Collect]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        for collect in self._parts:
+            yield from collect()

@@ -159,8 +159,8 @@ def _metrics(watch: Watch, patch: Patch) -> None:
     """Each series that was ever scraped, and all that there are when a proxy ends; numbers are left out."""
     text, close = Metrics.text, Service.close
 
-    def scraped(metrics: Metrics, accept: str) -> tuple[bytes, str]:
-        said, kind = text(metrics, accept)
+    def scraped(metrics: Metrics, accept: str, *taken: Any) -> tuple[bytes, str]:
+        said, kind = text(metrics, accept, *taken)
         for line in said.splitlines():
             watch.see("metric", line if line.startswith(b"#") else line.rpartition(b" ")[0])
         return said, kind

@@ -1,5 +1,6 @@
 """`/metrics` in Prometheus' format, and `/healthz`, which says that this process serves. Neither carries content."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
@@ -20,13 +21,16 @@ def scrape_routes(
     `refresh` is called before metrics are read.
     """
     routes = APIRouter()
+    one_at_a_time = asyncio.Lock()  # a second thread of them would take the loop's turns as well
 
     @routes.get(METRICS, dependencies=[] if open_to_all else [require("metrics")])
     async def _metrics(request: Request) -> Response:
         for mirror in mirrors:
             metrics.references(mirror.references, mirror.primary)
         refresh()
-        text, content_type = metrics.text(request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
+        async with one_at_a_time:  # tens of thousands of lines take a second, and the data port's streams go on
+            text, content_type = await asyncio.to_thread(metrics.text, accept, metrics.taken())
         return Response(text, headers={"content-type": content_type})
 
     @routes.get("/healthz")

@@ -169,14 +169,18 @@ def _position(position: Position, content: Content) -> dict[str, Any]:
             "primary_winner": position.primary_winner,
             "reference_winner": position.reference_winner,
             "reference_logprob": _finite(position.reference_logprob),
-            "primary_logprobs": position.primary_pair,
-            "reference_logprobs": position.reference_pair,
+            "primary_logprobs": _finite_pair(position.primary_pair),
+            "reference_logprobs": _finite_pair(position.reference_pair),
         }
     return record
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _finite_pair(pair: Sequence[float | None] | None) -> tuple[float | None, ...] | None:
+    return None if pair is None else tuple(_finite(value) for value in pair)
 
 
 def _finding(finding: Finding, content: Content, offered: frozenset[str]) -> dict[str, Any]:

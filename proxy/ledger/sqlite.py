@@ -1,25 +1,24 @@
-"""The embedded ledger: a SQLite file with write-ahead logging, written by one thread, read by anybody.
+"""The embedded ledger: a SQLite file with write-ahead logging, written by one thread, read by anybody (`reading`).
 
 Writing never holds up the event loop: records queue for the writer, at most `MAX_PENDING` of them; what comes beyond
 is counted and lost. Each record is one row of JSON with the few columns that lists are filtered by.
 """
 
 import contextlib
-import json
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import orjson
 import structlog
 
 from proxy.ledger.erasing import Eraser
+from proxy.ledger.written import dumps, read
 from shadow.errors import CounterproofError
 
 log = structlog.get_logger("counterproof.ledger")
@@ -48,17 +47,17 @@ _OLDEST = "SELECT id FROM exchanges WHERE began_at < ? ORDER BY began_at LIMIT ?
 _OLDEST_VERDICTS = "SELECT rowid FROM verdicts WHERE at < ? ORDER BY at LIMIT ?"
 _FROM_2 = "ALTER TABLE verdicts ADD COLUMN conversation TEXT NOT NULL DEFAULT ''"
 # Verdicts may stand alone: an exchange that the mirror dropped has no record of its own.
-_OF_CONVERSATION = (
+OF_CONVERSATION = (
     "SELECT id FROM exchanges WHERE conversation = ? UNION SELECT exchange FROM verdicts WHERE conversation = ?"
 )
-_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class LedgerError(CounterproofError):
     """The ledger file cannot be opened, or is not one of this version."""
 
 
-def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    """The file, made where it is to be `writable` and is not there. Raises LedgerError."""
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
     connection = None
     try:
@@ -98,6 +97,9 @@ class _Erasure:
     done: Future[int] = field(default_factory=Future)
 
 
+_OF_THE_FILE = sqlite3.OperationalError
+"""Full, locked, gone: no other record would fare better, and each try may take the ten seconds of a lock."""
+
 _Row = tuple[str, tuple[Any, ...]]
 _Item = _Row | _Erasure | None
 
@@ -123,25 +125,26 @@ class Ledger:
         self.lost = 0
         self._closed = False
         self._on_loss = on_loss
-        self._connection = _connect(path, writable=True)
+        self._connection = connect(path, writable=True)
         self._pending: queue.Queue[_Item] = queue.Queue(MAX_PENDING)
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
     def exchange(self, record: dict[str, Any]) -> None:
         """Keeps an exchange. Returns at once."""
-        row = (record["id"], record["began_at"], record["model"], record["conversation"], _dumps(record))
+        model = record["model"].encode("utf-8", "replace").decode()  # half a character is no text to the database
+        row = (record["id"], record["began_at"], model, record["conversation"], dumps(record))
         self._put("INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?)", row)
 
     def examination(self, exchange: str, record: dict[str, Any], lag: float) -> None:
         """Keeps a shadow's view of an exchange; `lag` in seconds. Returns at once."""
         verdict, flips = record["verdict"], record["counts"]["flip"]
-        row = (exchange, record["shadow"], record["outcome"], verdict, flips, lag, _dumps(record))
+        row = (exchange, record["shadow"], record["outcome"], verdict, flips, lag, dumps(record))
         self._put("INSERT OR REPLACE INTO examinations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def verdict(self, exchange: str, record: dict[str, Any], conversation: str = "") -> None:
         """Keeps what was decided about a choice's calls. Returns at once."""
-        row = (exchange, record["choice"], self._clock(), record["word"], record["done"], _dumps(record), conversation)
+        row = (exchange, record["choice"], self._clock(), record["word"], record["done"], dumps(record), conversation)
         self._put("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def erase(self, conversation: str, record: Callable[[int], None]) -> Future[int]:
@@ -186,8 +189,26 @@ class Ledger:
                 self._prune(self._clock() - self._keep)
 
     def _store(self, rows: list[_Row]) -> None:
-        if rows and not self._transact(rows, "records were not written"):
-            self._lose(len(rows))
+        if not rows or (failed := self._transact(rows)) is None:
+            return
+        lost, kinds = len(rows), {type(failed).__name__}
+        if lost > 1 and not isinstance(failed, _OF_THE_FILE):
+            lost, kinds = self._store_singly(rows)
+        if lost:
+            log.error("records were not written", count=lost, error=", ".join(sorted(kinds)))
+            self._lose(lost)
+
+    def _store_singly(self, rows: list[_Row]) -> tuple[int, set[str]]:
+        """Writes each by itself, since one that cannot be written is to cost no other; how many are lost, and why."""
+        lost, kinds = 0, set()
+        for i, row in enumerate(rows):
+            if (failed := self._transact([row])) is None:
+                continue
+            kinds.add(type(failed).__name__)
+            if isinstance(failed, _OF_THE_FILE):
+                return lost + len(rows) - i, kinds
+            lost += 1
+        return lost, kinds
 
     def _erase(self, erasure: _Erasure) -> None:
         """Erases in one transaction, and has the log in which old pages may still stand taken over into the file."""
@@ -216,31 +237,32 @@ class Ledger:
                 batch.append(self._pending.get_nowait())
         return batch
 
-    def _transact(self, statements: list[_Row], failed: str) -> bool:
-        """Executes all or nothing; False for nothing, and `failed` in the log."""
+    def _transact(self, statements: list[_Row]) -> Exception | None:
+        """Executes all, or nothing and gives why. The writer outlives whatever a value does to the driver."""
         try:
             self._connection.execute("BEGIN")
             for statement, values in statements:
                 self._connection.execute(statement, values)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            log.error(failed, count=len(statements), error=type(error).__name__)
+        except Exception as error:  # noqa: BLE001  (OverflowError, UnicodeEncodeError: none is an sqlite3.Error)
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
-            return False
-        return True
+            return error
+        return None
 
     def _prune(self, before: float) -> None:
         """Removes the oldest exchanges, and comes back soon if there may be more of them."""
         which = (before, _PRUNE_AT_ONCE)
         count = self._connection.total_changes
-        done = self._transact([
+        failed = self._transact([
             (f"DELETE FROM examinations WHERE exchange IN ({_OLDEST})", which),  # noqa: S608  (a constant)
             (f"DELETE FROM exchanges WHERE id IN ({_OLDEST})", which),  # noqa: S608
             (f"DELETE FROM verdicts WHERE rowid IN ({_OLDEST_VERDICTS})", which),  # noqa: S608
-        ], "old records were not removed")  # fmt: skip
+        ])  # fmt: skip
+        if failed is not None:
+            log.error("old records were not removed", error=type(failed).__name__)
         removed = self._connection.total_changes - count
-        self._prune_at = time.monotonic() + (0.0 if done and removed else _PRUNE_EVERY_S)
+        self._prune_at = time.monotonic() + (0.0 if failed is None and removed else _PRUNE_EVERY_S)
         if removed:
             log.debug("old records were removed", count=removed)
 
@@ -258,10 +280,10 @@ class Ledger:
 
 def _erase(connection: sqlite3.Connection, conversation: str) -> int:
     """Rewrites every record of a conversation without its content; how many exchanges they belong to."""
-    exchanges = [row[0] for row in connection.execute(_OF_CONVERSATION, (conversation, conversation)).fetchall()]
+    exchanges = [row[0] for row in connection.execute(OF_CONVERSATION, (conversation, conversation)).fetchall()]
     for identity in exchanges:
         found = connection.execute("SELECT rowid, record FROM exchanges WHERE id = ?", (identity,)).fetchall()
-        eraser = Eraser(_read(found[0][1]) if found else None)
+        eraser = Eraser(read(found[0][1]) if found else None)
         _rewrite(connection, "exchanges", found, eraser.exchange)
         for table, erased in (("examinations", eraser.examination), ("verdicts", eraser.verdict)):
             found = connection.execute(f"SELECT rowid, record FROM {table} WHERE exchange = ?", (identity,)).fetchall()  # noqa: S608
@@ -273,116 +295,8 @@ def _rewrite(
     connection: sqlite3.Connection, table: str, rows: list[tuple[int, bytes]], erased: Callable[[Any], Any]
 ) -> None:
     for at, text in rows:
-        record = _read(text)
+        record = read(text)
         if record is None:  # nested deeper than is read: nothing of it can be kept
             connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (at,))  # noqa: S608  (a constant)
         else:
-            connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (_dumps(erased(record)), at))  # noqa: S608
-
-
-def _read(text: bytes) -> dict[str, Any] | None:
-    try:
-        return dict(orjson.loads(text))
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _dumps(record: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(record, option=_JSON)
-    except (TypeError, RecursionError):  # half a character or an integer beyond 64 bits, in a client's own JSON
-        pass
-    try:
-        return json.dumps(record, default=str, ensure_ascii=False).encode("utf-8", "replace")
-    except RecursionError:  # nested beyond what a reader would take
-        kept = {key: value for key, value in record.items() if key != "request"}
-        return json.dumps(kept, default=str, ensure_ascii=False).encode("utf-8", "replace")
-
-
-class LedgerReader:
-    """The reading side; works beside a running proxy."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise LedgerError(f"{path}: there is no ledger (has the proxy run here? it writes ledger.path)")
-        self._connection = _connect(path, writable=False)
-        self._version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._connection.close()
-
-    def conversation(self, key: str) -> int:
-        """How many exchanges a conversation has."""
-        of = _OF_CONVERSATION if self._version >= 3 else "SELECT id FROM exchanges WHERE conversation = ?"
-        return len(self._connection.execute(of, (key,) * of.count("?")).fetchall())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def exchanges(
-        self,
-        *,
-        verdict: str | None = None,
-        tool: str | None = None,
-        shadow: str | None = None,
-        since: float | None = None,
-        flipped: bool = False,
-        limit: int = 50,
-    ) -> Iterator[dict[str, Any]]:
-        """The latest exchanges first, each with its `examinations`; `since` in epoch seconds."""
-        rows = self._connection.execute(
-            "SELECT id, record FROM exchanges WHERE began_at >= ? ORDER BY began_at DESC", (since or 0.0,)
-        )
-        found = 0
-        if limit < 1:
-            return
-        for identity, record in rows:
-            examinations = self._examinations(identity)
-            wanted = [e for e in examinations if (shadow is None or e["shadow"] == shadow)
-                      and (verdict is None or e["verdict"] == verdict)
-                      and (not flipped or e["counts"]["flip"])]  # fmt: skip
-            exchange = orjson.loads(record)
-            verdicts = self._verdicts(identity)
-            words = {f["word"] for f in exchange.get("findings", ())} | {v["word"] for v in verdicts}
-            own = not shadow and not flipped and verdict in words
-            if (verdict or shadow or flipped) and not wanted and not own:
-                continue
-            if tool and not any(call.get("name") == tool for choice in exchange["choices"] for call in choice["calls"]):
-                continue
-            yield exchange | {"examinations": examinations, "verdicts": verdicts}
-            found += 1
-            if found == limit:
-                return
-
-    def exchange(self, identity: str) -> dict[str, Any] | None:
-        """One exchange by its id or an unambiguous beginning of it."""
-        if not identity:
-            return None
-        rows = self._connection.execute("SELECT id, record FROM exchanges WHERE id = ?", (identity,)).fetchall()
-        rows = (
-            rows
-            or self._connection.execute(
-                "SELECT id, record FROM exchanges WHERE substr(id, 1, ?) = ? LIMIT 2", (len(identity), identity)
-            ).fetchall()
-        )
-        if len(rows) != 1:
-            return None
-        found = rows[0][0]
-        more = {"examinations": self._examinations(found), "verdicts": self._verdicts(found)}
-        return dict(orjson.loads(rows[0][1])) | more
-
-    def _examinations(self, exchange: str) -> list[dict[str, Any]]:
-        rows = self._connection.execute(
-            "SELECT lag, record FROM examinations WHERE exchange = ? ORDER BY shadow", (exchange,)
-        )
-        return [orjson.loads(record) | {"lag_seconds": lag} for lag, record in rows]
-
-    def _verdicts(self, exchange: str) -> list[dict[str, Any]]:
-        if self._version < 2:
-            return []
-        rows = self._connection.execute("SELECT record FROM verdicts WHERE exchange = ? ORDER BY choice", (exchange,))
-        return [orjson.loads(record) for (record,) in rows]
+            connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (dumps(erased(record)), at))  # noqa: S608

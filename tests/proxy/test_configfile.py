@@ -1,4 +1,5 @@
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,10 @@ def test_a_missing_primary(tmp_path: Path) -> None:
     assert faults(tmp_path, "\nprimary:\n  model: x\n") == ["cp.yaml:2: primary.base_url: is missing"]
 
 
+NO_URL = "not a URL: a host and a port from 1 to 65535 were expected"
+UNREACHABLE = "nothing can be reached there: a host's name or address was expected, a port from 1 to 65535"
+
+
 @pytest.mark.parametrize(
     ("url", "fault"),
     [
@@ -240,9 +245,20 @@ def test_a_missing_primary(tmp_path: Path) -> None:
         ("", "a URL like http://host:8000/v1 was expected"),
         ("http://", "a URL like http://host:8000/v1 was expected"),
         ("ftp://h", "a URL like http://host:8000/v1 was expected"),
-        ("http://h:99999", "not a URL: a host and a port from 0 to 65535 were expected"),
-        ("http://h:abc", "not a URL: a host and a port from 0 to 65535 were expected"),
-        ("http://[x", "not a URL: a host and a port from 0 to 65535 were expected"),
+        ("http://h:99999", NO_URL),
+        ("http://h:abc", NO_URL),
+        ("http://[x", NO_URL),
+        ("http://bü cher", "a URL has neither spaces nor line ends"),
+        ("http://ü..b", NO_URL),
+        ("http://h:0/v1", UNREACHABLE),
+        ("http://h%zz/v1", UNREACHABLE),
+        ("http://h%41/v1", UNREACHABLE),
+        ("http://a..b:80/v1", UNREACHABLE),
+        ("http://.h", UNREACHABLE),
+        ("http://h\\x/v1", UNREACHABLE),
+        (f"http://{'a' * 64}/v1", UNREACHABLE),
+        (f"http://{'a.' * 127}/v1", UNREACHABLE),
+        ("http://[::1:x]/v1", NO_URL),
         ("http://user:pass@h", "credentials do not belong in the URL; use api_key"),
         ("http://user@h", "credentials do not belong in the URL; use api_key"),
         ("http://h/v1?x=1", "a base URL has no query and no fragment"),
@@ -251,6 +267,65 @@ def test_a_missing_primary(tmp_path: Path) -> None:
 )
 def test_bad_urls(tmp_path: Path, url: str, fault: str) -> None:
     assert faults(tmp_path, f"primary: {{base_url: '{url}'}}\n") == [f"cp.yaml:1: primary.base_url: {fault}"]
+
+
+@pytest.mark.parametrize(
+    ("url", "taken"),
+    [
+        ("http://bücher:80/v1", "http://xn--bcher-kva/v1"),
+        ("https://bücher.example/ü/v1/", "https://xn--bcher-kva.example/%C3%BC/v1"),
+        ("http://my_host-1.internal.:8000/v1", "http://my_host-1.internal.:8000/v1"),
+        ("http://[fe80::1%eth0]:8000/v1", "http://[fe80::1%eth0]:8000/v1"),
+        ("http://10.0.0.1/a%20b/v1", "http://10.0.0.1/a%20b/v1"),
+    ],
+)
+def test_a_host_by_any_name_that_can_be_asked_for(tmp_path: Path, url: str, taken: str) -> None:
+    assert read(tmp_path, f"primary: {{base_url: '{url}'}}\n").primary.base_url == taken
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["primary.connect_timeout", "primary.read_timeout", "listen.read_timeout", "listen.shutdown_timeout"],
+)
+@pytest.mark.parametrize("value", [".inf", ".nan", "1e999"])
+def test_a_time_without_an_end(tmp_path: Path, key: str, value: str) -> None:
+    section, _, name = key.partition(".")
+    given = {"primary": {"base_url": "http://h"}} | {section: {"base_url": "http://h"} if section == "primary" else {}}
+    given[section][name] = "VALUE"
+    text = "".join(f"{part}: {{{', '.join(f'{k}: {v!r}' for k, v in of.items())}}}\n" for part, of in given.items())
+    (fault,) = faults(tmp_path, text.replace("'VALUE'", value))
+    assert fault.partition(f"{key}: ")[2] in {
+        "Input should be a finite number",
+        "Input should be greater than 0",
+        "a duration like 500ms, 10s, 5m, 2h or 30d was expected",
+    }
+
+
+def test_what_is_kept_without_an_end(tmp_path: Path) -> None:
+    assert read(tmp_path, PRIMARY + "ledger: {keep: .inf}\n").ledger.keep == math.inf
+
+
+@pytest.mark.parametrize(
+    ("limit", "least"), [("max_body_bytes: 0", 1), ("max_head_bytes: 0", 1024), ("max_head_bytes: 1KB", 1024)]
+)
+def test_a_limit_that_would_refuse_every_request(tmp_path: Path, limit: str, least: int) -> None:
+    assert faults(tmp_path, PRIMARY + f"listen: {{{limit}}}\n") == [
+        f"cp.yaml:2: listen.{limit.partition(':')[0]}: Input should be greater than or equal to {least}"
+    ]
+
+
+def test_the_names_that_metrics_tell_apart_first(tmp_path: Path) -> None:
+    text = """
+primary: {base_url: http://h, model: mine}
+routes:
+  - {model: "qwen*", primary: {base_url: http://a, model: qwen-3}}
+  - {model: llama, primary: {base_url: http://b}}
+  - {model: "[ab]", primary: {base_url: http://c}}
+policy: {tools: [{match: wire_money}, {match: "delete_*"}, {match: "a?"}, {match: ping}]}
+"""
+    settings = read(tmp_path, text)
+    assert settings.named_tools == ["wire_money", "ping"]
+    assert sorted(settings.named_models) == ["llama", "mine", "qwen-3"]
 
 
 @pytest.mark.parametrize("url", [" http://h:8000", "http://h h:8000", "http://h:8000/v1 "])

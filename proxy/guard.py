@@ -55,14 +55,19 @@ class Guard:
             self._watching.cancel()
 
     def _ring(self) -> None:
-        since, silent = self._waiting.waiting_since, 0.0
-        if since is not None and not self._upload.under_way:  # while a client still sends, the primary has to wait
-            silent = time.monotonic() - since
+        silent = self._silent_for()
         if silent >= self.silence:
             self.late = True
             self._cancel()
             return
         self._timer = asyncio.get_running_loop().call_later(self.silence - silent, self._ring)
+
+    def _silent_for(self) -> float:
+        """How long the primary has been the one that is waited for: to answer, or to take more of what it is sent."""
+        since, unasked = self._waiting.waiting_since, self._upload.unasked_since
+        if since is None or (unasked is None and self._upload.under_way):  # the client reads, or sends
+            return 0.0
+        return time.monotonic() - max(since, unasked or 0.0)
 
     async def _watch(self) -> None:
         await self._upload.left()

@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import io
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,8 @@ _KEEP_ALIVE_S = 3.0  # below vLLM's own 5 s: a connection is rarely used when it
 _READ_BUFFER = 256 * 1024
 _HEAD_BYTES = 256 * 1024  # of an answer's single header; the primary's headers are its own business
 _HEADERS = 10_000
+_JUST_NOW_S = 1.0  # after this long a primary may have read the request, and be at work on it
+_REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})  # what these do is done once, however often sent
 _LARGE_BODY = 1024 * 1024  # aiohttp writes larger ones in pieces where it gets a file
 _NOT_ADDED = CIMultiDict[None](dict.fromkeys((hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)))
 
@@ -55,8 +58,14 @@ class _Connection(ResponseHandler):
 
     @property
     def was_stale(self) -> bool:
-        """Whether its end says only that it had been kept for too long: nothing was answered, perhaps nothing read."""
+        """Whether its end may say only that it had been kept for too long: nothing was answered."""
         return self.requests > 1 and not self.heard
+
+    def close(self) -> None:
+        """Ends it at once, with whatever a primary that does not read has left unsent."""
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().close()
 
 
 class _Sent:
@@ -155,10 +164,11 @@ class Pool:
 
     It stands on aiohttp's connector, request and response. The session that usually stands above them looks anew into
     redirects, cookies, proxies, traces and a total time for each request: a tenth of a small one's CPU, and nothing of
-    it is wanted here.
+    it is wanted here. `clock` gives monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._kept: _Connector | None = None
         self._fresh: _Connector | None = None
 
@@ -179,7 +189,8 @@ class Pool:
         """Sends a request and returns once its answer's head is there; the caller closes the response.
 
         A kept connection that ends before any answer byte is no answer: a body that is at hand is sent once more, over
-        a fresh connection. Of the `limits`, those of connecting count.
+        a fresh connection; what may not be done twice only where the end came within a second of sending it. Of the
+        `limits`, those of connecting count.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer.
@@ -187,11 +198,12 @@ class Pool:
         assert self._kept is not None
         assert self._fresh is not None
         connection, request = await self._kept.begin(method, url, headers, body, limits)
-        used = connection.protocol
+        used, sent = connection.protocol, self._clock()
         try:
             return await _answer(connection, request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
             stale = isinstance(used, _Connection) and used.was_stale
+            stale = stale and (method in _REPEATABLE or self._clock() - sent < _JUST_NOW_S)
             if not stale or not (body is None or isinstance(body, bytes)):
                 raise
         return await _answer(*await self._fresh.begin(method, url, headers, body, limits))

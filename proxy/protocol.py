@@ -5,6 +5,7 @@ something was not HTTP, or asked for another protocol, carries no further reques
 """
 
 import asyncio
+import select
 from typing import Any
 
 import structlog
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.http import Refusal
 from proxy.joined import HeadKept
+from proxy.upload import LEAVING, Leaving
 
 log = structlog.get_logger("counterproof.server")
 
@@ -25,6 +27,7 @@ _FRAMES_TOO_LARGE = Refusal(
 _TOO_SLOW = Refusal(408, "invalid_request_error", "the request did not arrive in time", close=True)
 
 _FRAME_PER_BYTE = 8  # a chunk of one byte has five that frame it
+_HANGS_UP = getattr(select, "POLLRDHUP", 0)  # what is no error or whole end is told by Linux only
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -32,10 +35,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     A head, and the first part of a body after it, arrive within `head_timeout` seconds each. The parser itself keeps a
     header of any length, and waits for its end forever.
+
+    A transport that is paused does not tell that its client has gone: its socket is asked every `look_every` seconds.
     """
 
     max_head_bytes = 64 * 1024
     head_timeout = 60.0
+    look_every = 1.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -44,17 +50,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._frame_bytes = self._body_bytes = 0
         self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None  # set whenever reading is paused
+        self._running: RequestResponseCycle | None = None  # an earlier one than `cycle` where requests are pipelined
+        self._leaving = Leaving()
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected; it owes a request's head."""
         kept: Any = HeadKept(transport, self.loop)  # as much of a transport as uvicorn uses
         super().connection_made(kept)
+        self._abort = transport.abort
         self._timer = self.loop.call_later(self.head_timeout, self._is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """The connection has ended: so has the request that is being served, though others may wait behind it."""
         self._end_timer()
+        if self._looking is not None:
+            self._looking.cancel()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self._leaving.tell()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body; the parser's callbacks have run when uvicorn's own method returns."""
@@ -63,6 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
         before: RequestResponseCycle | None = self.cycle
         had = len(before.body) if before is not None else 0
         super().data_received(data)
+        if self.flow.read_paused and self._looking is None:
+            self._looking = self.loop.call_later(self.look_every, self._look)
         cycle: Any = self.cycle
         if cycle is not None and cycle.scope is self.scope and not cycle.more_body:  # a whole request, as most are
             self._head_bytes = 0
@@ -75,6 +94,22 @@ class BoundedProtocol(HttpToolsProtocol):
         """A head is whole. What the parser still calls headers are a body's trailers: they are nobody's headers."""
         super().on_headers_complete()
         self.headers = []
+        scope: Any = self.scope
+        scope[LEAVING] = self._leaving
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look(self) -> None:
+        """Ends a connection that its client has ended, behind whatever it sent that is not read yet."""
+        self._looking = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        if _hung_up(self.transport.get_extra_info("socket").fileno()):
+            self._abort()
+        else:
+            self._looking = self.loop.call_later(self.look_every, self._look)
 
     def on_response_complete(self) -> None:
         """A request is answered; the next one that waits is begun, unless this was the last that was heard."""
@@ -166,3 +201,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 + body
             )
         self.transport.close()
+
+
+def _hung_up(descriptor: int) -> bool:
+    """Whether the other end of a socket has closed it; nothing is read."""
+    poll = select.poll()
+    poll.register(descriptor, _HANGS_UP)  # an error and a whole end are always told
+    return bool(poll.poll(0))

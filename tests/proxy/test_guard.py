@@ -27,6 +27,39 @@ class Client:
         return {"type": "http.disconnect"}
 
 
+class Sending:
+    """One that sends these parts of a body, and no more, or its end."""
+
+    def __init__(self, parts: list[bytes], *, ends: bool = False) -> None:
+        self._parts, self._ends = list(parts), ends
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if not self._parts:
+            await asyncio.Event().wait()
+        part = self._parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(self._parts) or not self._ends}
+
+    def upload(self) -> Upload:
+        return Upload(self.receive, most=100, silence=1000)
+
+
+async def guarded(upload: Upload, silence: float, since: float | None = None) -> str:
+    """How serving an upload ends, a primary being waited for all the time."""
+    tasks = Tasks("door")
+    guard = Guard(SimpleNamespace(waiting_since=since or time.monotonic()), upload)
+    Guards(tasks).begin(guard, silence)
+    try:
+        await asyncio.sleep(0.5)
+    except asyncio.CancelledError:
+        assert guard.late
+        return "late"
+    else:
+        return "served"
+    finally:
+        guard.end()
+        await tasks.close()
+
+
 async def served(
     client: Client, seconds: float, *, silence: float = 10.0, waiting: bool = True, read: bool = True
 ) -> tuple[str, int]:
@@ -84,6 +117,51 @@ def test_it_is_not_late_while_somebody_else_is_waited_for(why: str) -> None:
         return await served(Client(sent=not sends), 0.3, silence=0.05, waiting=sends, read=not sends)
 
     assert asyncio.run(main()) == ("served", 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_primary_that_asks_for_no_more_of_an_upload_is_late(parts: int) -> None:
+    async def main() -> str:
+        upload = Sending([b"a"] * 10).upload()
+        stream = upload.stream()
+        for _ in range(parts):
+            await anext(stream)
+        return await guarded(upload, 0.05)
+
+    assert asyncio.run(main()) == "late"
+
+
+def test_it_is_not_late_while_it_asks_for_more_than_the_client_sends() -> None:
+    async def main() -> str:
+        upload = Sending([b"a"]).upload()
+        stream, tasks = upload.stream(), Tasks("primary")
+        await anext(stream)
+
+        async def ask() -> None:
+            await anext(stream)
+
+        tasks.start("asks", ask())
+        ended = await guarded(upload, 0.05)
+        await tasks.close()
+        return ended
+
+    assert asyncio.run(main()) == "served"
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["to its end", "and given up"])
+def test_a_client_that_took_its_time_to_send_leaves_the_primary_all_of_its_own(ends: bool) -> None:  # noqa: FBT001
+    async def main() -> str:
+        sending = Sending([b"a", b"b"], ends=ends)
+        upload = sending.upload()
+        stream = upload.stream()
+        assert [await anext(stream) for _ in range(2)] == [b"a", b"b"]
+        if ends:
+            assert [part async for part in stream] == []
+        else:
+            await stream.aclose()  # type: ignore[attr-defined]
+        return await guarded(upload, 30, since=time.monotonic() - 1000)  # all of which went by in the upload
+
+    assert asyncio.run(main()) == "served"
 
 
 def test_of_many_only_those_that_take_their_time_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

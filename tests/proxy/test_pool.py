@@ -1,6 +1,8 @@
 """Kept connections: what is tried a second time, and what is not."""
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from yarl import URL
 
 from proxy.pool import Body, Pool
+from shadow.tasks import Tasks
 
 pytestmark = pytest.mark.slow
 
@@ -40,9 +43,14 @@ class Upstream:
         writer.close()
 
 
-async def asked(script: list[bytes | None], body: Callable[[], Body], method: str = "POST") -> tuple[Upstream, Any]:
+async def asked(
+    script: list[bytes | None],
+    body: Callable[[], Body],
+    method: str = "POST",
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Upstream, Any]:
     """One request that makes a kept connection, then another on it: what came of that."""
-    upstream, pool = Upstream([OK, *script]), Pool()
+    upstream, pool = Upstream([OK, *script]), Pool(clock)
     server = await asyncio.start_server(upstream.handle, "127.0.0.1", 0)
     await pool.open()
     url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
@@ -75,6 +83,23 @@ def test_a_kept_connection_that_ends_without_a_byte_is_tried_again_with_the_whol
     assert found == (200, b"ok")
     assert upstream.bodies == [b"", body or b"", body or b""]
     assert upstream.connections == 2
+
+
+@pytest.mark.parametrize("seconds", [0.9, 1.5])
+@pytest.mark.parametrize("body", [b"body", None])
+@pytest.mark.parametrize("method", ["POST", "PATCH", "GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
+def test_what_a_primary_may_have_been_at_work_on_is_not_done_twice(
+    method: str, body: bytes | None, seconds: float
+) -> None:
+    looks = itertools.count(step=seconds)  # so long the primary had it, as the pool sees it
+    answer = OK.removesuffix(b"ok") if method == "HEAD" else OK
+    upstream, found = asyncio.run(asked([None, answer], lambda: body, method, lambda: next(looks)))
+    if seconds > 1 and method in {"POST", "PATCH"}:
+        assert isinstance(found, aiohttp.ServerDisconnectedError)
+        assert upstream.bodies == [b"", body or b""]
+    else:
+        assert found == (200, b"" if method == "HEAD" else b"ok")
+        assert upstream.bodies == [b"", body or b"", body or b""]
 
 
 def test_a_body_that_was_streamed_is_not_sent_twice() -> None:
@@ -118,5 +143,47 @@ def test_an_address_that_refuses_is_not_tried_twice() -> None:
         with pytest.raises(aiohttp.ClientConnectorError):
             await pool.request("POST", URL("http://127.0.0.1:9/"), [], b"body", LIMITS)
         await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_connection_whose_other_end_does_not_read_is_ended_at_once() -> None:
+    """With an end that waits for what is not written yet, it would stay for as long as the primary likes."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    async def main() -> None:
+        leaves = asyncio.Event()
+
+        async def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await leaves.wait()
+            writer.transport.abort()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        pool, url = Pool(), URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        await pool.open()
+        headers = [("content-length", str(1 << 40))]
+        tasks = Tasks("asks")
+
+        async def ask() -> None:
+            await pool.request("POST", url, headers, endless(), LIMITS)
+
+        tasks.start("asks", ask())
+        assert pool._kept is not None
+        async with asyncio.timeout(10):
+            sizes = [0]
+            while not sizes[-1] or len(set(sizes[-10:])) > 1:  # until nothing moves any more
+                await asyncio.sleep(0.01)
+                sizes += [one.transport.get_write_buffer_size() for one in pool._kept._acquired if one.transport]
+            (one,) = pool._kept._acquired
+            closed = one.closed
+            assert closed is not None
+            await tasks.close()
+            await closed
+        leaves.set()
+        await pool.close()
+        server.close()
 
     asyncio.run(main())

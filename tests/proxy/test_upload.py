@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upload import ClientLeftError, TooLargeError, TooSlowError, Upload, UploadError
+from proxy.upload import ClientLeftError, Leaving, TooLargeError, TooSlowError, Upload, UploadError
 
 GONE = {"type": "http.disconnect"}
 
@@ -112,5 +112,34 @@ def test_after_a_body_that_nobody_reads_to_its_end_a_client_that_leaves_is_notic
         await chunks.aclose()  # type: ignore[attr-defined]
         async with asyncio.timeout(5):
             await one.left()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before it is streamed", "meanwhile"])
+def test_a_client_that_leaves_an_upload_that_nobody_goes_on_with_is_noticed(early: bool) -> None:  # noqa: FBT001
+    gone = False
+
+    async def receive() -> MutableMapping[str, Any]:
+        return GONE if gone else part(b"abc")
+
+    async def main() -> None:
+        nonlocal gone
+        leaving = Leaving()
+        one = Upload(receive, most=100, silence=5.0, leaving=leaving)
+        assert await one.read(0) is None
+        if early:
+            gone = True
+            leaving.tell()
+        chunks = one.stream()
+        async with asyncio.TaskGroup() as group:
+            left = group.create_task(one.left(), name="left")
+            assert await anext(chunks) == b"abc"
+            await asyncio.sleep(0)
+            assert left.done() is early
+            gone = True
+            leaving.tell()
+            async with asyncio.timeout(5):
+                await left
 
     asyncio.run(main())

@@ -148,24 +148,28 @@ class Judging:
             return verdict
         waits = {self.signing.ask(reference, choice, self.case.rulebook.compare): reference for reference in asked}
         deadline = self._clock() + self.case.verify_timeout(calls)
+        unexplained = False
         try:
             while verdict is None and waits and (left := deadline - self._clock()) > 0:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    name = waits.pop(task).name
-                    opinions[name] = self._opinion(name, task.result())
+                    name, report = waits.pop(task).name, task.result()
+                    opinions[name] = self._opinion(name, report)
+                    unexplained = unexplained or (report.failed is not None and report.own is not None)
                 verdict = decide()
             if verdict is None:  # that its calls are others counts, though there was no time to tell why
                 for reference in waits.values():
-                    if report := self.signing.so_far(reference, choice):
-                        opinions[reference.name] = self._opinion(reference.name, report)
+                    if (said := self.signing.so_far(reference, choice)) is not None:
+                        opinions[reference.name] = self._opinion(reference.name, said)
+                        unexplained = True
         finally:
             why = TOO_LATE if self._clock() >= deadline else None
             for task in waits:
                 task.cancel(why)
         verdict = verdict or decide(expired=True)
         assert verdict is not None  # who has not answered will not
-        return verdict
+        # Why they differ may be harmless, and is not known for want of an answer: the same call may come again.
+        return replace(verdict, remember=()) if unexplained else verdict
 
     def _opinion(self, name: str, report: ChoiceReport) -> Opinion:
         self._ways[name] = way = report.ways[0] if report.ways else ""

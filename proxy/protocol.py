@@ -36,7 +36,8 @@ class BoundedProtocol(HttpToolsProtocol):
     A head, and the first part of a body after it, arrive within `head_timeout` seconds each. The parser itself keeps a
     header of any length, and waits for its end forever.
 
-    A transport that is paused does not tell that its client has gone: its socket is asked every `look_every` seconds.
+    A transport that is paused does not tell that its client has gone: its socket is asked every `look_every` seconds. A
+    client that will send no more counts as gone then, as it does where it is read.
     """
 
     max_head_bytes = 64 * 1024

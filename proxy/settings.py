@@ -328,7 +328,7 @@ class Settings(BaseSettings):
 
     @property
     def named_tools(self) -> list[str]:
-        """The tools that the policy names without a glob."""
+        """The tools that the policy names without a glob, as it spells them."""
         return [tool.match for tool in self.policy.tools if not _GLOB.intersection(tool.match)]
 
     @property

@@ -1,6 +1,7 @@
 """A reference engine and the state it is in: cold until it was asked and warmed, refused where the pair cannot be."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -25,6 +26,7 @@ CIRCUIT_OPEN = "circuit_open"
 TOO_LATE = "too late"
 """What a countersignature is cancelled with where its time has run out: that says something of its engine."""
 
+_SILENT_S = 30.0  # an engine that answered anybody within that is busy where it is late, and does not hang
 _CHECK_EVERY = 15.0  # seconds between looks at an engine that is ready
 _RETRY_AT_MOST = 30.0  # seconds between looks at one that is not
 _ASK_AGAIN_S = 300.0  # between two questions to an engine that lacks what nearly every engine can do
@@ -154,6 +156,7 @@ class Reference:
         self.role = role
         self.breaker = Breaker()
         self._clock = clock
+        self._spoke_at = -math.inf
         self._pair: tuple[Capabilities, Capabilities] | None = None
         self._refusal: str | None = None
 
@@ -210,7 +213,7 @@ class Reference:
         """Asks this shadow about the calls of a choice that somebody waits for; unverified where it cannot be asked.
 
         `ready` waits for what was begun early, `report` is filled as things become known. Whoever cancels it with
-        `TOO_LATE` says that the engine did not answer in time.
+        `TOO_LATE` says that the engine did not answer in time: it has failed, unless it answers others.
         """
         report = report or ChoiceReport(choice.index, calls=choice.calls)
         state, why = self.standing(primary)
@@ -227,8 +230,8 @@ class Reference:
             report.findings = compare.unverified(choice.calls, error.reason)
             report.failed = error
         except asyncio.CancelledError as ended:
-            late = TOO_LATE in ended.args
-            self._learn(leave, spoke=late, failed=TimedOut.reason if late else None)
+            hangs = TOO_LATE in ended.args and self._clock() - self._spoke_at > _SILENT_S
+            self._learn(leave, spoke=False, failed=TimedOut.reason if hangs else None)
             raise
         except BaseException:
             self.breaker.abandoned(leave)
@@ -246,6 +249,7 @@ class Reference:
             if failed == Unreachable.reason:
                 self.peer.suspect()
         elif spoke:
+            self._spoke_at = self._clock()
             self.breaker.succeeded(leave)
         else:
             self.breaker.abandoned(leave)

@@ -264,7 +264,9 @@ def test_another_call_is_a_mismatch_where_nobody_tells_why(tmp_path: Path, name:
                 second.faults = replace(PROBED[name], only=lambda path, _body: path.endswith("/v1/completions"))
                 _, body, _ = await door.chat(asked(stream=True))
                 assert await gated(door) == {("refused", "mismatch"): 1}
-        assert read(body, stream=True).calls == ()
+                assert read(body, stream=True).calls == ()
+                await door.chat(asked(stream=True, seed=1))  # and it is asked again when the same call comes again
+                assert await gated(door) == {("refused", "mismatch"): 2}
 
     asyncio.run(main())
 

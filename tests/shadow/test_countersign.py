@@ -458,6 +458,22 @@ def test_an_engine_that_hangs_opens_its_circuit(why: str | None, *, opens: bool,
     on_stage(scene)
 
 
+def test_an_engine_that_answers_others_is_busy_and_does_not_hang() -> None:
+    async def scene(one: Stage) -> None:
+        assert words(await one.ask()) == [("match", "")]
+        one.second.faults = Faults(hang_before_headers=True)
+        for count in range(2, 7):
+            asking = one.signing.ask(one.reference, one.choice, exact)
+            await one.reached(count)
+            asking.cancel(references.TOO_LATE)
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        one.second.faults = Faults()
+        assert words(await one.ask()) == [("match", "")]
+
+    on_stage(scene)
+
+
 def test_a_client_that_waits_does_not_queue_behind_what_nobody_waits_for() -> None:
     async def scene(one: Stage) -> None:
         one.second.faults = Faults(hang_before_headers=True, only=lambda path, _body: path != CHAT)

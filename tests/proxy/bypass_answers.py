@@ -75,12 +75,13 @@ def _statuses() -> Iterator[Attempt]:
 def _types() -> Iterator[Attempt]:
     kind = "the answer's type"
     for dialect in PATHS:
-        for typed in (b"text/plain", b"application/json", b"application/octet-stream", b"Text/Event-Stream", None):
+        for typed in (b"text/plain", b"application/json", b"application/octet-stream", None):
             told = typed.decode() if typed else "nothing"
             yield _unread(kind, f"a stream as {told}", dialect, answered(STREAM[dialect], typed))
         for typed in (b"text/plain", b"text/html; charset=iso-8859-1", b"application/octet-stream", None):
             told = typed.decode() if typed else "nothing"
             yield _try(kind, f"JSON as {told}", dialect, answered(WHOLE[dialect], typed))
+        yield _try(kind, "a stream as Text/Event-Stream", dialect, answered(STREAM[dialect], b"Text/Event-Stream"))
         yield _try(kind, "JSON as a stream", dialect, streamed(WHOLE[dialect]), _UNREAD)
         yield _try(kind, "JSON and a line's end as a stream", dialect, streamed(WHOLE[dialect] + b"\n\n"), _UNREAD)
         spread = json.dumps(json.loads(WHOLE[dialect]), indent=1).replace("\n", "\n\n").encode()

@@ -138,7 +138,7 @@ def chat_wholes() -> Iterator[tuple[str, bytes, bytes]]:
     yield (
         "two choices of one index",
         dumps(text | {"choices": [*text["choices"], second | {"index": 0}]}),
-        _PREFIX,
+        OURS,
     )
     yield "beside text", dumps(chat_message(call | {"content": "hello"})), _REFUSED
     yield "a stop", dumps(chat_message(call, finish_reason="stop")), _REFUSED

@@ -193,7 +193,11 @@ class _Cutter:
 
 
 def _seeming_end(text: bytes, start: int) -> int:
-    """Where an array of numbers, or an object as logprobs are, ends; 0 for any other value. No other ends later."""
+    """Where an array of numbers, or an object as logprobs are, ends; 0 for any other value.
+
+    Of any other array or object this may be too early, and is never too late: the first `]` is the array's own or one
+    within it, and behind the brace of a member's value stands white space, a brace, or a comma with no `{` after it.
+    """
     first = text[start] if start < len(text) else 0
     if first == _OPEN_BRACKET:
         return text.find(b"]", start) + 1
